@@ -19,8 +19,8 @@ from sordino.gradients.vocabulary import _POINTWISE
 
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 _draw = torch.Generator().manual_seed(0)
-NOT_HERE = {"cuda", "pin_memory"}
-"""Of another device, or names by which no function is called any more."""
+NOT_HERE = {"cuda", "pin_memory", "grouped_mm_fallback"}
+"""Of another device or another library, or names by which no function is called any more."""
 
 
 def f(*shape: int) -> Tensor:
@@ -290,6 +290,23 @@ for _name in "cumsum cumprod logcumsumexp cummax cummin softmax log_softmax soft
 CASES["sort"] += several(
     [lambda x: x.sort(), lambda x: torch.sort(x, stable=True, dim=0), lambda x: x.sort(0, True)[1]], *_CUBES
 )
+for _name in ("sort", "argsort"):
+    CASES[_name] += several(
+        [lambda x, c=getattr(torch, _name): c(x), lambda x, n=_name: getattr(x, n)(descending=True)],
+        *((f(3),), (f(6),), (ids(3, 3),), (ids(4, 6),)),
+    )
+CASES["histc"] = several([lambda x: torch.histc(x, 4, 0, 1), lambda x: x.histc(bins=3)], (f(3),), (f(3, 3),))
+CASES["bincount"] = several(
+    [torch.bincount, lambda x: x.bincount(minlength=2), lambda x: torch.bincount(x, minlength=9)], (ids(4, 3),)
+)
+if hasattr(F, "grouped_mm"):
+    CASES["_grouped_mm"] = several(
+        [lambda x, ends, w=torch.randn(2, 4, 4): F.grouped_mm(x, w, offs=ends)],
+        (torch.randn(6, 4), torch.tensor([2, 6], dtype=torch.int32)),
+        (torch.randn(6, 4), torch.tensor([3, 5], dtype=torch.int32)),
+    )
+else:
+    NOT_HERE.add("_grouped_mm")
 CASES["softmax"] += several([lambda x: F.softmax(x, -1), lambda x: x.softmax(-2)], *_CUBES)
 _QS = [0.5, torch.tensor(0.3, dtype=torch.float64), torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)]
 CASES |= {

@@ -89,6 +89,8 @@ class Run:
         with self.tape:
             self.results = flat(call(*given))
         book = self.tape.book
+        for result in self.results:
+            book.orders.end(result)
         self.labels = [book.lineage(r) for r in self.results]
         self.noted = book.mixed or book.read or book.crossed is not None
         self.crossed = book.crossed

@@ -132,7 +132,7 @@ NUMBERS: dict[str, Forward] = {
     "narrow": lambda s, x: s.b(torch.narrow(both(s, x), 1, 16 * _first(x), 16)),
     "the length of narrow": lambda s, x: s.b(F.pad(hidden(s, x).narrow(1, 0, 16 - 8 * _first(x)), (0, 8))[:, :16]),
     "pad": lambda s, x: s.b(F.pad(hidden(s, x), (8 * _first(x), 0))[:, :16]),
-    "roll": lambda s, x: s.b(torch.roll(both(s, x), 16 * _first(x), 1)[:, :16]),
+    "roll": lambda s, x: s.b(torch.roll(both(s, x), (16 * _first(x),), (1,))[:, :16]),
     "repeat": lambda s, x: s.b(hidden(s, x).repeat(1, 1 + _first(x)).unflatten(1, (-1, 16)).sum(1)),
     "the factor of addmm": lambda s, x: s.b(
         torch.addmm(torch.zeros(16), hidden(s, x), torch.eye(16), alpha=1 - 2 * _first(x).float())
@@ -388,7 +388,6 @@ KEPT: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "of a thread": (lambda s: setattr(s.v, "a", 1.0), {"v": threading.local()}),
     "a generator's variable": (lambda s: s.v.send(1.0), {}),
     "an attribute of a parameter": (lambda s: setattr(s.a.weight, "seen", 1.0), {}),
-    "the seed of a generator": (lambda s: s.v.manual_seed(1), {"v": torch.Generator()}),
     "a class": (lambda s: setattr(Store, "value", 1.0), {}),
     "deep in a class": (lambda s: Store.values["deep"].__setitem__(0, 1.0), {}),
     "the model's class": (lambda s: setattr(type(s), "seen", 1.0), {}),

@@ -1,4 +1,5 @@
-"""A parameter that is added in place to data of the same shape, as it is to the scores of MPNet's attention."""
+"""A parameter that is added in place to data of the same shape, as it is to the scores of MPNet's attention; data that
+is written into zeros."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradients.cases import Fn, matches, noise
+from gradients.cases import Fn, matches, noise, squared
+from sordino.clipping import FlatClip
+from sordino.errors import Refused
+from sordino.gradients import Rows, clipped_sum
 
 
 def repeated(self: Any, x: Tensor) -> Tensor:
@@ -40,3 +44,22 @@ def test_a_parameter_that_is_written_into_data(forward: Any) -> None:
     for rows in (1, 2, 3, 4, 5):
         torch.manual_seed(rows)
         matches(Fn(forward, l=nn.Linear(4, 4), b=noise(3, 4)), noise(rows, 3, 4), rows=rows)
+
+
+def test_zeros_that_were_filled_with_data_are_not_blank_any_more() -> None:
+    """The second write must not make the engine forget whose values the first one wrote, also without a gradient."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.zeros_like(x[:, :2])
+            z[:, 0] = x.flip(0)[:, 0] * (x.flip(0)[:, 1] == 7)
+            z[:, 1] = x[:, 1]
+            return self.body(x) * z  # type: ignore[no-any-return]
+
+    data = Rows(noise(6, 4), noise(6))
+    with pytest.raises(Refused, match="combines values of one record"):
+        clipped_sum(Twice().double(), squared, data, FlatClip(1.0))

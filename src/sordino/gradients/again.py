@@ -24,19 +24,19 @@ from sordino.gradients.rows import call, take
 from sordino.gradients.shards import reading
 
 
-def check_gradients(setup: Setup, data: Data, rows: int, number: int) -> None:
-    """Compares plain autograd's gradient of Σ w_i L_i over all rows, w random, with the sum over two groups of them.
+def check_gradients(setup: Setup, data: Data, rows: int, number: int, groups: int) -> None:
+    """Compares plain autograd's gradient of Σ w_i L_i over all rows, w random, with the sum over groups of them.
 
-    number: of the test; each has other groups and weights.
+    number: of the test; each has other groups and weights. groups: their number.
 
     Raises:
         Refused: they differ.
     """
-    gap = _gap(setup, data, rows, number)
+    gap = _gap(setup, data, rows, number, groups)
     kind = next(iter(setup.parameters.values())).dtype
     if gap <= TOLERANCE.get(kind, 0.05):
         return
-    finer = in_double_of(setup, data, lambda twin: _finer(setup, twin, data, rows, number))
+    finer = in_double_of(setup, data, lambda twin: _finer(setup, twin, data, rows, number, groups))
     if finer is not None and finer <= 1e-6:
         return
     raise Refused(
@@ -47,28 +47,28 @@ def check_gradients(setup: Setup, data: Data, rows: int, number: int) -> None:
     )
 
 
-def _finer(setup: Setup, twin: Setup, data: Data, rows: int, number: int) -> float | None:
+def _finer(setup: Setup, twin: Setup, data: Data, rows: int, number: int, groups: int) -> float | None:
     """The gap in double precision; None if the gradients over all rows are others there."""
     names, weight = list(setup.parameters), torch.ones(rows, device=setup.device)
     single, double = _weighted(setup, data, weight, names), _weighted(twin, wide(data), weight, names)
     apart = sum(float((a - b).square().sum()) for a, b in zip(single, double, strict=True))
     size = sum(float(t.square().sum()) for t in double)
-    return _gap(twin, wide(data), rows, number) if apart <= ALIKE * size else None
+    return _gap(twin, wide(data), rows, number, groups) if apart <= ALIKE * size else None
 
 
-def _gap(setup: Setup, data: Data, rows: int, number: int) -> float:
+def _gap(setup: Setup, data: Data, rows: int, number: int, groups: int) -> float:
     with _disable_current_modes():  # the model's random numbers are replaced, these must not be
         source = generator_of(64 * number + 48)
         order = torch.randperm(rows, generator=source)
         weight = (0.5 + torch.rand(rows, generator=source)) * (1 - 2 * torch.randint(2, (rows,), generator=source))
         weight = weight.to(setup.device)
-    groups = [order[: rows // 2].sort().values, order[rows // 2 :].sort().values]
+    places = [part.sort().values for part in order.tensor_split(groups)]
     difference = total = 0.0
     for names in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
         whole = _weighted(setup, data, weight, names)
         parts = [
             _weighted(setup, (take(data[0], g, rows), take(data[1], g, rows)), weight[g], names)
-            for g in groups
+            for g in places
             if len(g)
         ]
         for one, *others in zip(whole, *parts, strict=True):
@@ -85,7 +85,7 @@ def _weighted(setup: Setup, data: Data, weight: Tensor, names: Sequence[str]) ->
         Aside(setup.parameters),
         torch.enable_grad(),
         without_checkpoints(),
-        put_back(setup.roots),
+        put_back(setup.roots, setup.memory.numbers),
         reading(setup.shards, names) as leaves,
     ):
         given = [leaves.get(name, setup.parameters[name]) for name in names]

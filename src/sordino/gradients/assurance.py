@@ -60,6 +60,9 @@ MOST_KNOWN = 1 << 14
 """The number of tested sizes and values that are remembered."""
 TWICE = 4
 """The number of rows on which a new program is run twice in a row."""
+GROUPS, FIRST = (8, 4), 16
+"""The number of groups in which a batch with new values is computed again: in the first tests of a training, and later.
+It is even: where a parity of the whole batch is odd, one of the groups has another."""
 SAMPLE = 32
 """The number of rows of the first chunk that are tested if the program excludes interaction and draws no numbers."""
 
@@ -157,7 +160,7 @@ class Assurance:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program])
                 if made.stops and (unseen or new):
                     with nullcontext() if self.programs[made.program] else neutral():
-                        check_gradients(setup, data, chunk.rows, self.batches)
+                        check_gradients(setup, data, chunk.rows, self.batches, self._groups())
         if new or due or larger:
             give_back_freed_memory()
         if len(self._left) >= MOST_KNOWN:
@@ -226,10 +229,13 @@ class Assurance:
         self.looked += 1
         with nullcontext() if still else neutral():
             known = made.losses if still and made.again else None
-            check_some(setup, data, rows, known, self.batches, every=made.numbers is not None)
+            check_some(setup, data, rows, known, self.batches, self._groups() if made.numbers is not None else 0)
             if not made.proven and rows > 1 and rows not in self._sizes:
                 check_lengths(setup, data, rows)
                 self._sizes.add(rows)
+
+    def _groups(self) -> int:
+        return GROUPS[0] if self.looked <= FIRST else GROUPS[1]
 
     def _chosen(self) -> bool:
         """Is this batch one of the later ones that are tested? Decided by the run's own randomness."""
@@ -251,7 +257,7 @@ def _pass_twice(setup: Setup, data: Data, rows: int) -> None:
         return
     few = slice(0, min(rows, TWICE))
     part = take(data[0], few, rows), take(data[1], few, rows)
-    with put_back(setup.roots):
+    with put_back(setup.roots, setup.memory.numbers):
         for _ in range(2):
             try:
                 with reading(setup.shards):

@@ -192,7 +192,7 @@ def _differences(
             Aside(setup.parameters),
             torch.enable_grad(),
             without_checkpoints(),
-            put_back(setup.roots),
+            put_back(setup.roots, setup.memory.numbers),
             reading(setup.shards, group) as leaves,
         ):
             with Neutral() if watched else nullcontext() as mode:

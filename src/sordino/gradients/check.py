@@ -15,8 +15,10 @@ from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.engine import Iterates, accumulate, clipped_sum, layers, row_loss
-from sordino.gradients.kept import put_back, roots_of
+from sordino.gradients.generators import Numbers
+from sordino.gradients.kept import put_back
 from sordino.gradients.neutral import neutral
+from sordino.gradients.roots import roots_of
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
 from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import frozen, power_iterations
@@ -55,6 +57,8 @@ def brute_force(
     twins = [(_at(model, values), factor) for values, factor in steps]
     roots = [roots_of(survey(twin).watched, per_row) for twin, _ in twins]
     names, groups = list(parameters), layers(parameters)
+    numbers = Numbers()
+    numbers.turn()  # those of the engine's first chunk
     kind = accumulate(next(iter(parameters.values())).dtype)
     sums = {k: torch.zeros_like(p, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     norms, losses = torch.zeros(records, dtype=kind), torch.zeros(n, dtype=kind)
@@ -67,7 +71,7 @@ def brute_force(
             scale = scale / len(mine) if reduction == "mean" else scale
             for (twin, factor), own in zip(twins, roots, strict=True):
                 with frozen(power_iterations(twin)):
-                    value, found = _row_gradient(twin, per_row, rows, r, n, names, own)
+                    value, found = _row_gradient(twin, per_row, rows, r, n, names, own, numbers)
                 losses[r] = value
                 for k, g in zip(names, found, strict=True):
                     if g is not None:
@@ -94,11 +98,18 @@ def _at(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _row_gradient(
-    model: nn.Module, loss: Any, rows: Rows, r: int, n: int, names: Sequence[str], roots: Sequence[Any] = ()
+    model: nn.Module,
+    loss: Any,
+    rows: Rows,
+    r: int,
+    n: int,
+    names: Sequence[str],
+    roots: Sequence[Any],
+    numbers: Numbers | None = None,
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     inputs, targets = (take(t, torch.tensor([r]), n) for t in (rows.inputs, rows.targets))
     parameters = dict(model.named_parameters())
-    with put_back(roots), torch.enable_grad(), without_checkpoints():
+    with put_back(roots, numbers), torch.enable_grad(), without_checkpoints():
         value = loss(call(model, inputs), targets)
         if not value.requires_grad:
             return value.detach(), [None] * len(names)
@@ -258,9 +269,10 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
 def _never_used(model: nn.Module, loss: Any, rows: Rows, names: Sequence[str]) -> list[str]:
     """Those of the named parameters on which no row's loss depends, according to autograd."""
     n, _ = checked(rows)
-    unused = set(names)
+    unused, per_row = set(names), row_loss(loss)
+    roots = roots_of(survey(model).watched, per_row)
     for r in range(n):
-        _, found = _row_gradient(model, row_loss(loss), rows, r, n, names)
+        _, found = _row_gradient(model, per_row, rows, r, n, names, roots)
         unused -= {k for k, g in zip(names, found, strict=True) if g is not None}
     return [k for k in names if k in unused]
 

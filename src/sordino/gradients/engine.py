@@ -20,13 +20,13 @@ from sordino.gradients.centring import centred
 from sordino.gradients.chunk_sizes import default_chunk, held_bytes
 from sordino.gradients.contributions import Contribution, Outer, add_dense
 from sordino.gradients.convolution import Convolved
-from sordino.gradients.kept import roots_of
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.narrow import MOST, narrow_sum
 from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Found, Loss, Setup, contributions
 from sordino.gradients.products import whole_products
+from sordino.gradients.roots import roots_of
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take
 from sordino.gradients.runs import stable
 from sordino.gradients.shards import Shards, reading
@@ -151,19 +151,19 @@ def examined(
     """Yields every chunk with its contributions and the number of padding records among them (the last ones); then runs
     the assurance's checks after the caller has summed them.
 
-    sizes: the numbers of rows and records. A chunk whose rows can't be told apart because one of them is not
-    finite is processed record by record. For a model that queries the number of rows a chunk is padded to a number that
-    many chunks share (``Assurance.room``).
+    sizes: the numbers of rows and records. A chunk whose rows can't be told apart because one of them is not finite is
+    processed record by record. For a model that queries the number of rows a chunk is padded (``Assurance.room``).
     """
     n, records = sizes
+    setup.memory.numbers.turns, waiting = 0, list(parts)
     if assurance is not None:
         assurance.begin(setup)
-    waiting = list(parts)
     while waiting:
         part = waiting.pop(0)
         room = part.rows if assurance is None else assurance.room(part)
         full = part if room == part.rows else part.filled(room, n)
         data = take(rows.inputs, full.index, n), take(rows.targets, full.index, n)
+        setup.memory.numbers.turn()
         with frozen(powers):
             try:
                 with reading(setup.shards):

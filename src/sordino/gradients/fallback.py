@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
-from sordino.gradients.flow import flat
+from sordino.gradients.flow import flat, replace
 from sordino.gradients.layout import Frame, Whole
 from sordino.gradients.lineage import Axis, Lineage
 from sordino.gradients.slots import Slot, Use, hold
-from sordino.gradients.tape import Tape, replace
+from sordino.gradients.tape import Tape
 from sordino.gradients.vocabulary import writes
 
 

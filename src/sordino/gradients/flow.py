@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, reduced
+from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, owners, reduced
 
 Labels = Lineage | None | list[Lineage | None]
 
@@ -32,6 +33,12 @@ class Labelled(Protocol):
 
     def suspect(self) -> None:
         """Record that some rows influence which values other rows receive."""
+
+    def ordered(self, key: Tensor, label: Lineage, places: Tensor, values: Tensor | None) -> bool:
+        """Record that rows were sorted by ``key``; False if the order is not followed."""
+
+    def granted(self) -> bool:
+        """Is it proven, by the values of this pass, that the running operation treats each row by itself?"""
 
 
 Rule = Callable[[Labelled, Any, Any, Any], Labels]
@@ -73,6 +80,18 @@ def flat(tree: Any) -> list[Tensor]:
         elif isinstance(item, (list, tuple, dict)):
             found += flat(item)
     return found
+
+
+def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, list):
+        return [replace(t, fn) for t in tree]
+    if isinstance(tree, tuple) and type(tree) is tuple:
+        return tuple(replace(t, fn) for t in tree)
+    if isinstance(tree, dict):
+        return {k: replace(v, fn) for k, v in tree.items()}
+    return tree
 
 
 def constant(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -207,6 +226,34 @@ def mixing(place: int = 1, default: Any = None) -> Rule:
         if any(tape.lineage(t) is not None for t in (*flat(args[1:]), *flat(kwargs)) if t is not x):
             return MANY
         return reduce_over(tape, x, dims, out)
+
+    return rule
+
+
+def sorting(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """sort and argsort. A sorted batch depends on all rows; where the rows go is followed (``orders.py``), and then the
+    indices belong to no row, and sorted integers to the row of each."""
+    x, found, results = first(args, kwargs), mixing(1, -1)(tape, args, kwargs, out), flat(out)
+    label = tape.lineage(x)
+    if not isinstance(found, Many) or not isinstance(label, (Axis, Owners)) or x.ndim != 1 or "out" in kwargs:
+        return found
+    places = results[-1]
+    values = None if len(results) == 1 or x.is_floating_point() or x.is_complex() else results[0]
+    if results[0].shape != x.shape or not tape.ordered(x, label, places, values):
+        return found
+    own = owners(label, x.shape, tape.rows).expand(x.shape)
+    sorted_: list[Lineage | None] = [found if values is None else Owners(own[places])]
+    return [*sorted_[: len(results) - 1], Owners(torch.full((1,), -1))]
+
+
+def counted(place: int, name: str) -> Rule:
+    """histc and bincount: numbers that depend on all rows. How many there are must be the argument at ``place``."""
+
+    def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+        size = argument(args, kwargs, place, name)
+        if not isinstance(size, int) or out.shape != (size,):
+            tape.suspect()
+        return MANY
 
     return rule
 

@@ -113,6 +113,25 @@ def einsum(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     return Axis(right.index(letter), before, after) if right.count(letter) == 1 else MANY
 
 
+GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' replacement if torch's does not run
+
+
+def grouped_call(args: Any, kwargs: Any) -> tuple[Any, Any, Any, bool]:
+    """(rows, weights, the end of each group, whether there are further options) of a grouped product."""
+    call = {**dict(zip(("mat_a", "mat_b", "offs"), args, strict=False)), **kwargs}
+    x = call.pop("mat_a") if "mat_a" in call else call.pop("input")
+    weights = call.pop("weight") if "weight" in call else call.pop("mat_b")
+    return x, weights, call.pop("offs", None), any(option is not None for option in call.values())
+
+
+def grouped(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """Frozen experts: each row has the weights of the group that it is in. Which one that is must be proven."""
+    if tape.granted():
+        return tape.lineage(grouped_call(args, kwargs)[0])
+    tape.suspect()
+    return MANY
+
+
 def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """Scaled dot products: (…, L, d) with (…, S, d): leading dimensions are kept and broadcast, positions are
     combined."""

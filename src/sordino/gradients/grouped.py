@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
+from sordino.gradients.flow_layers import grouped_call
 from sordino.gradients.tape import Tape
 
 
 def grouped_mm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     """F.grouped_mm(x (S, d_in), weights (experts, d_in, d_out), offs=the end of each expert's part of x)."""
-    call = {**dict(zip(("mat_a", "mat_b"), args, strict=False)), **kwargs}
-    x, ends = call.pop("mat_a"), call.pop("offs", None)
-    weights = call.pop("weight") if "weight" in call else call.pop("mat_b")
-    if any(option is not None for option in call.values()) or tape.slot(x) is not None:
+    x, weights, ends, more = grouped_call(args, kwargs)
+    if more or tape.slot(x) is not None or ends is None or x.ndim != 2 or weights.ndim != 3:
         return NotImplemented
-    if ends is None or x.ndim != 2 or weights.ndim != 3:
-        return NotImplemented
+    if tape.lineage(ends) is not None and not tape.book.granted():
+        tape.book.suspect()  # the numbers of other rows decide which expert's part a row is in
     with tape:
         parts, start = [], 0
         for expert, end in enumerate(ends.tolist()):

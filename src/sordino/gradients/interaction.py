@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.kept import put_back, roots_of
+from sordino.gradients.kept import put_back, refuse_kept_values
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Setup
+from sordino.gradients.roots import roots_of
 from sordino.gradients.rows import call, take, tree_map
 from sordino.gradients.shards import reading
 from sordino.gradients.survey import survey
@@ -68,7 +67,7 @@ def check_groups(
     _check(setup, data, lambda one, given, base: _grouped(one, given, rows, fitting, 64 * number, base), known)
 
 
-def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, *, every: bool) -> None:
+def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, groups: int) -> None:
     """Computes the losses of rows in smaller groups and another order; raises Refused if they are not the batch's.
 
     Args:
@@ -78,16 +77,19 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
         losses: The losses of the pass that is tested; None if it drew random numbers or had other weights: then they
             are computed again, with neutral random numbers.
         number: The number of the test, which decides the groups.
-        every: Test all rows, in two groups; otherwise the first, the last and a quarter of all.
+        groups: Test all rows, in so many groups of random sizes: a condition that holds for half of all groups (a
+            parity) is missed with probability 2^(1 − groups). 0: only the first, the last and a quarter of all rows.
     """
     with _disable_current_modes():
-        order = torch.randperm(rows, generator=generator_of(64 * number + 32))
+        source = generator_of(64 * number + 32)
+        order = torch.randperm(rows, generator=source)
+        cuts = 1 + torch.randperm(max(rows - 1, 0), generator=source)[: max(groups - 1, 0)].sort().values
     ends = torch.tensor([0, rows - 1])
-    groups = order.tensor_split(2) if every else (torch.unique(torch.cat([order[: rows // 4], ends])).flip(0),)
+    parts = order.tensor_split(cuts) if groups else (torch.unique(torch.cat([order[: rows // 4], ends])).flip(0),)
 
     def apart(one: Setup, given: Data, base: Tensor | None) -> float:
         base = losses_of(one, given) if base is None else base
-        found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in groups if len(g)]
+        found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in parts if len(g)]
         return max(_apart(losses, base[group], _largest(base)) for losses, group in found)
 
     _check(setup, data, apart, losses)
@@ -174,8 +176,13 @@ def _tolerance(setup: Setup) -> float:
 
 
 def losses_of(setup: Setup, data: Data) -> Tensor:
-    with put_back(setup.roots):
-        return _next_losses(setup, data)
+    """The losses of a pass by itself. Raises Refused if it leaves something outside of the model, when it is known that
+    the model reads values: rows that are changed for a test are private, too."""
+    with put_back(setup.roots, setup.memory.numbers) as state:
+        found = _next_losses(setup, data)
+        if setup.memory.numbers.read:
+            refuse_kept_values(state, setup.memory.libraries, custom=False)
+    return found
 
 
 def _next_losses(setup: Setup, data: Data) -> Tensor:
@@ -187,15 +194,9 @@ def _next_losses(setup: Setup, data: Data) -> Tensor:
 
 
 def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:
-    """The losses with random numbers that are the same in every call, also those of Python and numpy. still: torch
-    draws none."""
-    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with nullcontext() if still else Neutral(None):
-            return losses_of(setup, data)
-    finally:
-        random.setstate(own)
-        np.random.set_state(numpys)  # noqa: NPY002
+    """The losses with random numbers that are the same in every call. still: torch draws none."""
+    with nullcontext() if still else Neutral(None):
+        return losses_of(setup, data)
 
 
 def _apart(found: Tensor, base: Tensor, largest: float) -> float:
@@ -248,11 +249,14 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first
 
 def _after_another(setup: Setup, data: Data) -> Tensor:
     """The losses of a pass that follows one with a large row, and sees what that one left in Python objects."""
-    with put_back(setup.roots):
-        if setup.roots:
-            with contextlib.suppress(ValueError, RuntimeError, IndexError, ArithmeticError):
-                _next_losses(setup, changed(data, 0, "large"))
-        return _next_losses(setup, data)
+    numbers = setup.memory.numbers
+    with put_back(setup.roots, numbers) as state:
+        if state is None:
+            return _next_losses(setup, data)
+        with contextlib.suppress(ValueError, RuntimeError, IndexError, ArithmeticError):
+            _next_losses(setup, changed(data, 0, "large"))
+        with numbers.drawing(state.generators):
+            return _next_losses(setup, data)
 
 
 def _one_by_one(ways: Changes) -> list[Changes]:

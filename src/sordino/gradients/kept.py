@@ -13,10 +13,11 @@ is taken before a pass and put back after it:
 | a new buffer, parameter or module                          | removed, and refused                                  |
 | variables of functions and classes, global variables       | refused if they change, unless the operations of the  |
 |                                                            | pass show that records are independent                |
+| random generators                                          | put back (``generators.py``)                          |
+| attributes of libraries' classes, modules and functions    | as variables (``libraries.py``)                       |
+| files, processes, connections                              | as variables (``watch.py``)                           |
 
-Modules of torch that the user has not changed have no such state and are not searched. Longer lists and larger arrays
-(LONGEST, LARGEST), files, and states of random generators are not covered.
-"""
+Modules of torch that the user has not changed are not searched. Longer lists (LONGEST) are compared by their length."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from sordino.errors import Refused
+from sordino.gradients.generators import Numbers, drawing, is_generator
+from sordino.gradients.libraries import Libraries
 from sordino.gradients.marks import (
     LARGEST,
     LONGEST,
     MISSING,
     NUMBERS,
+    content,
+    functions,
     has_hiding_name,
     hides,
     holds_values,
@@ -46,45 +51,25 @@ from sordino.gradients.marks import (
     mark,
     names_in,
     outside,
+    present,
     slots_of,
     stored_in,
     without_tensors,
 )
+from sordino.gradients.watch import UNCOUNTED, WRITING, OpenFiles, Seen, watching
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _INTERNAL = frozenset(nn.Module().__dict__)
 
 
-def has_state(module: nn.Module) -> bool:
-    """Can code that is not torch's run in this module's call?"""
-    held = module.__dict__
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    ) or "forward" in held  # fmt: skip
-
-
-def roots_of(modules: Sequence[nn.Module], loss: Any) -> list[Any]:
-    """What is searched for state. modules: those of the model, if any is the user's, else none."""
-    found: list[Any] = list(modules)
-    if isinstance(loss, nn.Module):
-        own = list(loss.modules())
-        if any(not type(m).__module__.startswith("torch.nn.") or has_state(m) for m in own):
-            found += own
-    else:
-        function = loss.func if isinstance(loss, functools.partial) else loss
-        if is_own(getattr(function, "__module__", None)):
-            found.append(loss)
-    return found
-
-
 class Taken:
     """The state of all objects that are reachable from the roots, at one moment."""
 
-    def __init__(self, roots: Sequence[Any]) -> None:
+    def __init__(self, roots: Sequence[Any], thorough: bool = False) -> None:
+        """thorough: also what is outside of the model and of the user's modules: libraries, open files."""
         self._seen: dict[int, Any] = {}
-        self.modules: list[
-            tuple[nn.Module, dict[str, Any], tuple[int, int, int]]
-        ] = []  # (module, attributes, registered)
+        # (module, attributes, registered)
+        self.modules: list[tuple[nn.Module, dict[str, Any], tuple[int, int, int]]] = []
         self.dicts: list[tuple[Any, Any, str]] = []
         self.slots: list[tuple[Any, str, Any]] = []
         self.lists: list[tuple[Any, Any, str]] = []
@@ -94,10 +79,16 @@ class Taken:
         self.tensors: list[tuple[Tensor, int, str]] = []
         self.variables: list[tuple[Any, str, Any]] = []  # of functions and classes: (holder, name, value)
         self.attributes: list[Any] = []  # of parameters and buffers
+        self.generators: list[Any] = []
+        self.libraries = Libraries() if thorough else None
+        self.seen: Seen
+        self._files: OpenFiles | None = None
         self.hidden = False  # whether something may run where calls are not intercepted: in a thread, scripted
         self._waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
         while self._waiting:
             self._visit(*self._waiting.pop())
+        if self.libraries is not None and self.libraries.everywhere:
+            self.libraries.add_all()
         self._numbers = list(map(len, self.attributes))
         self.variables += [(held, "in an attribute of a tensor", mark(held)) for held in self.attributes if held]
 
@@ -109,6 +100,9 @@ class Taken:
         self.hidden = self.hidden or hides(obj)
         if isinstance(obj, nn.Module):
             self._module(obj, name)
+        elif is_generator(obj):
+            self.generators.append(obj)
+            self._object(obj, name)
         elif isinstance(obj, Tensor):
             if not isinstance(obj, nn.Parameter) and not obj.is_inference():
                 self.tensors.append((obj, obj._version, name))
@@ -176,10 +170,13 @@ class Taken:
             return
         self._seen[id(kind)] = kind
         for one in kind.__mro__:
-            if is_own(one.__module__):
+            if not is_own(one.__module__):
+                if self.libraries is not None:
+                    self.libraries.add(one)
+            else:
                 self.variables.append((one, "", mark(one)))
                 for key, value in vars(one).items():
-                    for function in _functions(value):
+                    for function in functions(value):
                         self._waiting.append((function, key))
                     if isinstance(value, nn.Module):
                         self._waiting.append((value, key))
@@ -189,8 +186,13 @@ class Taken:
             return
         self.hidden = self.hidden or has_hiding_name(function.__code__)
         for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._variable(cell, key, _content(cell))
+            self._variable(cell, key, content(cell))
         names = names_in(function.__code__)
+        if self.libraries is not None:
+            self.libraries.add_function(function)
+            if not (WRITING | UNCOUNTED).isdisjoint(names):
+                self._files = self._files or OpenFiles()
+                self._files.uncounted |= not UNCOUNTED.isdisjoint(names)
         for key in names:
             value = function.__globals__.get(key, MISSING)
             if isinstance(value, (type, types.ModuleType)):
@@ -204,12 +206,12 @@ class Taken:
     def _elsewhere(self, value: Any, names: tuple[str, ...]) -> None:
         """Variables of a module or a class that a function with these names uses."""
         for holder, key in outside(value, names):
-            self.variables.append((holder, key, _present(holder, key)))
+            self.variables.append((holder, key, present(holder, key)))
 
     def _variable(self, holder: Any, key: str, value: Any) -> None:
         """A variable that is not put back: what is reachable from it is compared."""
         self.hidden = self.hidden or hides(value)
-        if isinstance(value, (nn.Module, types.FunctionType, functools.partial)):
+        if isinstance(value, (nn.Module, types.FunctionType, functools.partial)) or is_generator(value):
             self._waiting.append((value, key))
         elif isinstance(value, NUMBERS) or value is MISSING:
             self.variables.append((holder, key, mark(value)))
@@ -285,7 +287,7 @@ class Taken:
         if list(map(len, self.attributes)) != self._numbers:
             return "an attribute of a tensor"
         for holder, name, value in self.variables:
-            now = _present(holder, name)
+            now = present(holder, name)
             if now == value:
                 continue
             if not tensors:
@@ -294,30 +296,11 @@ class Taken:
                 return name.removeprefix("in ") or holder.__name__
         return None
 
-
-def _present(holder: Any, name: str) -> Any:
-    if isinstance(holder, types.CellType):
-        return mark(_content(holder))
-    if not name or name.startswith("in ") or name == "environ":
-        return mark(holder)
-    return mark((holder if isinstance(holder, dict) else vars(holder)).get(name, MISSING))
-
-
-def _functions(value: Any) -> Iterator[Any]:
-    """The functions of an attribute of a class: a method, a property."""
-    if isinstance(value, types.FunctionType):
-        yield value
-    elif isinstance(value, (staticmethod, classmethod)):
-        yield value.__func__
-    elif isinstance(value, property):
-        yield from (one for one in (value.fget, value.fset, value.fdel) if one is not None)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return MISSING
+    def acted(self) -> str | None:
+        """What the pass did outside of Python's objects."""
+        if self._files is not None and self._files.changed():
+            return "writes to a file"
+        return self.seen.acts[0] if self.seen.acts else None
 
 
 _SKIPPED = frozenset((*NUMBERS, types.BuiltinFunctionType, type))
@@ -372,14 +355,19 @@ def _warn_of_counters(module: nn.Module, known: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def put_back(roots: Sequence[Any]) -> Iterator[Taken | None]:
-    """Runs a pass; afterwards the state of the roots is as before. Raises Refused if the pass left more than that."""
+def put_back(roots: Sequence[Any], numbers: Numbers | None = None, thorough: bool = False) -> Iterator[Taken | None]:
+    """Runs a pass; afterwards the state of the roots is as before. Raises Refused if the pass left more than that.
+
+    numbers: with which generators begin; None: with the state that they have. thorough: as in `Taken`.
+    """
     if not roots:
         yield None
         return
-    taken = Taken(roots)
+    taken = Taken(roots, thorough)
+    drawn = drawing(None, taken.generators) if numbers is None else numbers.drawing(taken.generators)
     try:
-        yield taken
+        with drawn, watching() as taken.seen:
+            yield taken
     except BaseException:
         taken.put_back()
         raise
@@ -388,13 +376,25 @@ def put_back(roots: Sequence[Any]) -> Iterator[Taken | None]:
         raise Refused(reason)
 
 
-def refuse_kept_values(taken: Taken | None, custom: bool) -> None:
-    """Called after a pass whose operations alone do not show that records are independent. custom: it has hooks or its
-    own backward pass, where tensors are made that no label follows."""
-    name = None if taken is None else taken.changed_variable(custom)
+class Kept(Refused):
+    """A pass left values outside of the model, where others in the same process may see them."""
+
+
+def refuse_kept_values(taken: Taken | None, libraries: Libraries, custom: bool) -> None:
+    """Called after a pass whose operations alone do not show that records are independent. libraries: as they were
+    before it. custom: it has hooks or its own backward pass, where tensors are made that no label follows."""
+    if taken is None:
+        return
+    name = taken.changed_variable(custom) or libraries.changed()
     if name is not None:
-        raise Refused(
+        raise Kept(
             f"{name}: the forward pass changes this variable outside of the model, and it reads values of the data or "
             "has its own backward pass, so that a later batch could see records without noise; pass values on by "
             "tensors, or remove the variable"
+        )
+    act = taken.acted()
+    if act is not None:
+        raise Kept(
+            f"the forward pass {act}, and it reads values of the data, so that these would be outside of the model "
+            "without noise, where a later batch or anyone else could see them; remove it from the model and the loss"
         )

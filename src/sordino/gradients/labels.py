@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
 from sordino.gradients.flow import Labels, constant, flat
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.memory import address
+from sordino.gradients.orders import Orders
 from sordino.gradients.readings import content_of, hash_of, unlike_any
+from sordino.gradients.versions import foreign, version
 from sordino.gradients.vocabulary import OPENS, Kind, kind_of
 
 # the tensor, its label, whether it had a gradient, its version
 Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]
 Before = tuple[Tensor, int, Entry | None]
-
-
-def version(t: Tensor) -> int:
-    try:
-        return t._version
-    except RuntimeError:  # inference tensors have no version
-        return 0
-
-
-@functools.lru_cache(1 << 10)
-def _foreign(node: Any) -> bool:
-    """Is it the backward node of an autograd.Function outside this package?"""
-    ours = getattr(getattr(node, "_forward_cls", None), "__module__", "").startswith("sordino.")
-    return issubclass(node, BackwardCFunction) and not ours
 
 
 _saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -74,6 +60,7 @@ class Book:
         self.ruled = False  # one of our rules is running: the values that it reads are not used elsewhere
         self.numbers: list[int] = []
         self._blank: dict[int, weakref.ref[Tensor]] = {}  # constants that have their rows by their shape alone
+        self.orders = Orders(self)
 
     def suspect(self) -> None:  # some rows influence which values other rows receive (an index, a mask)
         self.mixed = True
@@ -82,11 +69,18 @@ class Book:
         found = self._of.get(id(t))
         if found is None or not isinstance(t, Tensor) or found[0]() is not t:
             return None
-        if self.rows > 1 and t.requires_grad and (not found[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
+        if self.rows > 1 and t.requires_grad and (not found[2] or foreign(type(t.grad_fn))):  # type: ignore[arg-type]
             self.foreign = True
             self.put(t, MANY)  # returned by a function with its own backward: its rows are not known
             return MANY
         return found[1]
+
+    def ordered(self, key: Tensor, label: Lineage, places: Tensor, values: Tensor | None) -> bool:
+        """Rows were sorted by ``key``: where they go is followed (``orders.py``). False inside of a rule."""
+        return not self.ruled and self.orders.begin(key, label, places, values)
+
+    def granted(self) -> bool:  # the running operation is proven to treat each row by itself
+        return self.orders.granted
 
     def has(self, t: Tensor) -> bool:
         """Does it have a label, possibly one from before the last write?"""
@@ -118,7 +112,7 @@ class Book:
         intercepted operation by operation; that of a scripted function is not, so it may have read any value."""
         self.put(t, MANY)
         self.foreign = True
-        if not _foreign(type(t.grad_fn)):  # type: ignore[arg-type]
+        if not foreign(type(t.grad_fn)):  # type: ignore[arg-type]
             self.numbers.append(next(unlike_any))
 
     def brought(self, t: Tensor) -> None:
@@ -128,6 +122,7 @@ class Book:
 
     def failed(self) -> None:  # a model that catches the error knows something of sizes or values
         self.asked = self.read = True
+        self.orders.granted = False
         self.numbers.append(next(unlike_any))
 
     def scalars(self, func: Any, before: Sequence[Before]) -> None:
@@ -172,6 +167,7 @@ class Book:
     def clear(self) -> None:
         self._of.clear()
         self._constants.clear()
+        self.orders.clear()
 
     def join(self, tensors: Sequence[Any], shape: Sequence[int], combines: bool = True) -> Lineage | None:
         """The common label of tensors that are broadcast to ``shape``. If tensors without a gradient, which can't pass
@@ -250,9 +246,13 @@ class Book:
 
     def _fill(self, args: Any, kwargs: Any) -> None:
         """Data is written into zeros of the batch's shape: it determines the rows."""
-        ref = self._blank.get(id(args[0]))
-        if ref and (t := ref()) is args[0] is not None and any(map(self.has, (*flat(args[1:]), *flat(kwargs)))):
-            self.forget(t)
+        if self.blank(args[0]) and any(map(self.has, (*flat(args[1:]), *flat(kwargs)))):
+            self.forget(args[0])
+            del self._blank[id(args[0])]  # from now on it contains data
+
+    def blank(self, t: Any) -> bool:
+        """Does it contain constants, and have its rows by its shape alone?"""
+        return id(t) in self._blank and self._blank[id(t)]() is t
 
     def _in_no_row(self, t: Tensor, value: Any) -> bool:
         """Does "not in t" hold for each part of the batch as well, since no position of t belongs to several rows?
@@ -273,7 +273,7 @@ class Book:
             own = entry[1]
             if type(own) is not Axis or (label is not None and own != label) or t.shape != shape:
                 return None
-            if t.requires_grad and (not entry[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
+            if t.requires_grad and (not entry[2] or foreign(type(t.grad_fn))):  # type: ignore[arg-type]
                 return None
             label = own
         return label if self.rows > 1 else None

@@ -38,6 +38,20 @@ class Positions:
 
     row: Tensor
 
+    @functools.cached_property
+    def spots(self) -> tuple[int, Tensor | None, Tensor]:
+        """(the most positions of a row, the positions that belong to a row, or None for all, the place of each of these
+        in a table of that width with a line for every row)."""
+        owned = None if bool((self.row >= 0).all()) else torch.nonzero(self.row >= 0)[:, 0]
+        row = self.row if owned is None else self.row[owned]
+        counts = torch.bincount(row)
+        width = int(counts.max()) if len(row) else 1
+        starts = torch.cumsum(counts, 0) - counts
+        ranked, order = torch.sort(row, stable=True)
+        spots = torch.empty_like(row)
+        spots[order] = ranked * width + torch.arange(len(row), device=row.device) - starts[ranked]
+        return width, owned, spots
+
 
 Layout = Axis | Whole | Positions
 
@@ -125,12 +139,7 @@ class Frame:
 
     def _gather(self, t: Tensor) -> Tensor:
         assert isinstance(self.layout, Positions)
-        row = self.layout.row
-        counts = torch.bincount(row[row >= 0], minlength=self.rows)
-        width = max(int(counts.max()), 1)
-        order = torch.argsort(row, stable=True)[int((row < 0).sum()) :]
-        starts = torch.cumsum(counts, 0) - counts
-        place = torch.arange(len(order)) - starts[row[order]]
-        out = t.new_zeros(self.rows, width, *t.shape[1:])
-        out[row[order], place] = t[order]
-        return out
+        width, owned, spots = self.layout.spots
+        out = t.new_zeros(self.rows * width, *t.shape[1:])
+        out.index_copy_(0, spots.to(t.device), t if owned is None else t[owned])
+        return out.reshape(self.rows, width, *t.shape[1:])

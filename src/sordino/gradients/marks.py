@@ -2,8 +2,7 @@
 
 A mark contains the numbers and texts that are reachable from an object through containers, attributes and the state of
 Python's own objects that hold values (queues, buffers in memory, generators, caches). It does not contain modules
-and functions, which ``kept.py`` handles, nor the states of random generators, which change with every draw; of tensors
-it contains the identity only.
+and functions, which ``kept.py`` handles; of tensors it contains the identity only, of open files the position.
 """
 
 from __future__ import annotations
@@ -14,18 +13,24 @@ import dis
 import functools
 import gc
 import io
+import mmap
 import os
+import pickle
+import sqlite3
 import sys
 import threading
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from sordino.gradients.generators import is_generator, state_of
 
 _PACKAGES = """
     torch torchvision torchaudio sordino numpy scipy sklearn pandas transformers timm peft diffusers einops safetensors
@@ -41,18 +46,23 @@ MISSING: Any = object()
 MOST = 4096
 """The number of objects in one mark."""
 
-# modules of Python whose objects hold values for their user; loggers, locks, files and paths change by themselves
-_HOLDING = frozenset(
-    ("collections", "argparse", "queue", "_queue", "array", "ctypes", "_thread", "threading", "weakref", "itertools")
-)
+# modules of Python whose objects hold values for their user; loggers, locks and paths change by themselves
+_MODULES = """
+    collections argparse queue _queue array ctypes _thread threading weakref itertools _io mmap sqlite3 multiprocessing
+    shelve dbm _dbm _gdbm tempfile
+"""
+_HOLDING = frozenset(_MODULES.split())
 # what runs where calls are not intercepted, as objects and as names
 _HIDING = (Executor, threading.Thread, torch.jit.ScriptFunction, torch.jit.ScriptModule)
 _NAMES = (
     "ThreadPoolExecutor ProcessPoolExecutor ThreadPool submit start_new_thread to_thread run_in_executor apply_async"
 )
 _HIDING_NAMES = frozenset((*_NAMES.split(), "Thread", "Timer", "DisableTorchFunction"))
-_IN_MEMORY = (bytearray, memoryview, array.array)
+_IN_MEMORY = (bytearray, memoryview, array.array, mmap.mmap)
 _FOLLOWED = (functools._lru_cache_wrapper, type(functools.partial(int)))
+
+
+_NOTHING = ("nothing",)  # the mark of a variable that does not exist
 
 
 class Which(NamedTuple):
@@ -71,7 +81,6 @@ def is_own(name: str | None) -> bool:
 def holds_values(kind: Any) -> bool:
     """Is it a class of Python's own whose objects hold values that can't be put back?"""
     simple = kind in (*_IN_MEMORY, *_FOLLOWED, io.BytesIO, io.StringIO, contextvars.ContextVar, types.GeneratorType)
-    simple = simple or kind is torch.Generator
     return simple or kind.__module__.partition(".")[0] in _HOLDING or kind.__module__ == "_ctypes"
 
 
@@ -79,6 +88,8 @@ def mark(obj: Any, room: list[int] | None = None, seen: dict[int, Any] | None = 
     """The numbers and texts that are reachable from an object. room: how many more objects are looked at."""
     if isinstance(obj, NUMBERS):
         return obj
+    if obj is MISSING:
+        return _NOTHING
     room, seen = [MOST] if room is None else room, {} if seen is None else seen
     if isinstance(obj, Tensor):
         return Which(id(obj))
@@ -93,6 +104,8 @@ def mark(obj: Any, room: list[int] | None = None, seen: dict[int, Any] | None = 
     if isinstance(obj, (list, tuple, set, frozenset, deque)):
         return _marks(((None, value) for value in obj), len(obj), room, seen)
     kind = type(obj)
+    if is_generator(obj):
+        return pickle.dumps(state_of(obj))
     if isinstance(obj, type):
         return mark(_values_of(obj), room, seen) if is_own(obj.__module__) else None
     if holds_values(kind):  # type: ignore[arg-type]
@@ -130,14 +143,27 @@ def _inside(obj: Any, room: list[int], seen: dict[int, Any]) -> Any:
         return content.tobytes() if content.nbytes <= LARGEST else content.nbytes
     if isinstance(obj, (io.BytesIO, io.StringIO)):
         return None if obj.closed else obj.getvalue()
-    if isinstance(obj, torch.Generator):
-        return obj.initial_seed()
+    if isinstance(obj, io.IOBase):
+        return _position(obj)
+    if isinstance(obj, sqlite3.Connection):
+        return obj.total_changes
+    if isinstance(obj, SharedMemory):
+        return None if obj.buf is None else mark(obj.buf, room, seen)
     if isinstance(obj, contextvars.ContextVar):
         return mark(obj.get(None), room, seen)
     if isinstance(obj, types.GeneratorType):
         frame = obj.gi_frame
-        return None if frame is None else [frame.f_lasti, mark(frame.f_locals, room, seen)]
+        return None if frame is None else [frame.f_lasti, mark(dict(frame.f_locals), room, seen)]  # a view since 3.13
     return [mark(one, room, seen) for one in gc.get_referents(obj) if not isinstance(one, type)]
+
+
+def _position(file: Any) -> int | None:
+    """Where the next byte is written; None for what is not written to, and for the output of the process."""
+    try:
+        shown = file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        return None if shown or not file.writable() else int(file.tell())
+    except (OSError, ValueError):  # it is closed, or a pipe
+        return None
 
 
 def _slotted(obj: Any) -> list[Any]:
@@ -189,10 +215,38 @@ def outside(value: Any, names: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
         yield value, ""
     elif isinstance(value, types.ModuleType) and is_own(value.__name__):
         yield from ((value, key) for key in names if not callable(held.get(key)))
-    else:
-        yield from ((value, key) for key in names if isinstance(held.get(key, MISSING), (*NUMBERS, dict, list)))
+    else:  # in libraries.py: sys.modules, and attributes that are set
+        values = ((key, held.get(key, MISSING)) for key in names)
+        yield from ((value, k) for k, v in values if isinstance(v, (*NUMBERS, dict, list)) and v is not sys.modules)
 
 
+def present(holder: Any, name: str) -> Any:
+    """The mark of a variable now."""
+    if isinstance(holder, types.CellType):
+        return mark(content(holder))
+    if not name or name.startswith("in ") or name == "environ":
+        return mark(holder)
+    return mark((holder if isinstance(holder, dict) else vars(holder)).get(name, MISSING))
+
+
+def content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return MISSING
+
+
+def functions(value: Any) -> Iterator[Any]:
+    """The functions of an attribute of a class: a method, a property."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield from (one for one in (value.fget, value.fset, value.fdel) if one is not None)
+
+
+_PLAIN = frozenset(NUMBERS)
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 
 
@@ -201,8 +255,10 @@ def settings_of(roots: Sequence[Any]) -> int:
     found: list[Any] = []
     for module in roots:
         for key, value in module.__dict__.items() if isinstance(module, nn.Module) else ():
-            if isinstance(value, NUMBERS):
+            if key in _INTERNAL:
+                continue
+            if isinstance(value, NUMBERS) or (type(value) is tuple and _PLAIN.issuperset(map(type, value))):
                 found.append(value)
-            elif key not in _INTERNAL and not isinstance(value, (Tensor, nn.Module)):
+            elif not isinstance(value, (Tensor, nn.Module)):
                 found.append(repr(mark(value)))
     return hash(tuple(found))

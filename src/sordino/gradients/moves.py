@@ -42,7 +42,7 @@ def reshape(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     return label if out.shape == x.shape else reshaped(label, x.shape, out.shape, tape.rows)
 
 
-def _order(name: str, x: Tensor, args: Any, kwargs: Any) -> list[int] | None:
+def order_of(name: str, x: Tensor, args: Any, kwargs: Any) -> list[int] | None:
     order = list(range(x.ndim))
     if name == "permute":
         dims = args[1:] if len(args) > 2 or (len(args) == 2 and isinstance(args[1], int)) else None
@@ -72,7 +72,7 @@ def permutation(name: str) -> Any:
         label = tape.lineage(x)
         if not isinstance(label, (Axis, Owners)):
             return label
-        order = _order(name, x, args, kwargs)
+        order = order_of(name, x, args, kwargs)
         return MANY if order is None else permuted(label, order)
 
     return rule

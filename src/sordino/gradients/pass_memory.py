@@ -8,18 +8,23 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from sordino.errors import Refused
+from sordino.gradients.generators import Numbers
+from sordino.gradients.libraries import Libraries
 from sordino.gradients.memory import address
 from sordino.gradients.rows import tensors
 from sordino.gradients.survey import Held, written_to
 
+_carried: list[weakref.ref[Tensor]] = []  # of all trainings and checks: a model may keep what another pass left
+
 
 class PassMemory:
-    """What a training keeps from one pass to the next: references to the tensors that contained data of earlier
-    batches."""
+    """What a training keeps from one pass to the next. Tensors that contained data of earlier batches, also of checks
+    before the training, are known to all of them."""
 
     def __init__(self) -> None:
+        self.numbers = Numbers()  # of Python's and numpy's generators
+        self.libraries = Libraries()  # as they were before the last pass in which they were compared
         self.graded = False  # whether the losses of any pass depended on a parameter
-        self._carried: list[weakref.ref[Tensor]] = []
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def leave(self, data: Sequence[weakref.ref[Tensor]], given: Sequence[Tensor]) -> None:
@@ -29,11 +34,11 @@ class PassMemory:
         """
         theirs = {id(t) for t in given}
         new = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
-        self._carried = [*(ref for ref in self._carried if ref() is not None), *new]
+        _carried[:] = [*(ref for ref in _carried if ref() is not None), *new]
 
     def is_constant(self, t: Tensor, held: ModuleTensors) -> bool:
         """Did it exist before this pass, without data of an earlier batch in it?"""
-        if any(ref() is t for ref in self._carried):
+        if any(ref() is t for ref in _carried):
             raise Refused(
                 "a tensor that was computed from an earlier batch is used again: what the model keeps between batches "
                 "(a queue, a cache, a moving average) contains records without noise: remove it",

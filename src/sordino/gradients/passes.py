@@ -16,6 +16,7 @@ from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.derived import reached
+from sordino.gradients.generators import renew
 from sordino.gradients.kept import put_back, refuse_kept_values
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
@@ -65,7 +66,8 @@ class Pass:
     sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
     were read, if any. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
     change them, so that equal losses do not mean equal gradients. custom: Python code runs in the backward pass (a
-    hook, a custom function), which may use values of any row.
+    hook, a custom function), which may use values of any row. reads: values of the data may be where no label follows
+    them, also if there is only one row.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -91,6 +93,7 @@ class Pass:
             _check_trained(setup)
             _check_seed(seed)
             _check_crossed(self.tape.book.crossed)
+            self.tape.book.orders.end(self.losses)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
         except BaseException:
             self.tape.close()
@@ -103,6 +106,7 @@ class Pass:
         self.program = hash((self.operations, book.crowded))
         self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
         self.custom = book.hooked or book.foreign
+        self.reads = not self.independent or book.read or self.custom
         if rows > 1 and (book.mixed or self.custom):  # what rows exchange there may be other values in every batch
             book.numbers.append(next(unlike_any))
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
@@ -116,6 +120,7 @@ class Pass:
 
     def hides(self) -> None:
         """A part of it ran where calls are not intercepted (in a thread, scripted): any value may have been read."""
+        self.reads = True
         if self.rows > 1:
             self.independent, self.sized, self.numbers = False, True, next(unlike_any)
 
@@ -230,8 +235,12 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
     gathered = _Gathered(setup, chunk)
     found: list[Pass] = []
     losses = torch.empty(0)
+    memory = setup.memory
     for values, factor in iterates:
-        with put_back(setup.roots) as state:
+        torchs = torch.get_rng_state()
+        with put_back(setup.roots, memory.numbers, memory.numbers.needed) as state:
+            if state is not None and state.libraries is not None:
+                memory.libraries = state.libraries
             run = Pass(setup, data, chunk.rows, values)
             try:
                 weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
@@ -247,10 +256,12 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 raise not_implemented("the backward pass", error) from error
             finally:
                 run.close()
-            if state is not None and state.hidden:
+            if state is not None and (state.hidden or state.seen.threads):
                 run.hides()
-            if not run.independent:
-                refuse_kept_values(state, run.custom)
+            if run.reads:
+                renew(torchs, memory.numbers.turns)
+                refuse_kept_values(state, memory.libraries, run.custom)
+        memory.numbers.after(run.reads, run.sized)
         losses = run.losses
         found.append(run)
     read = [run.numbers for run in found if run.numbers is not None]

@@ -23,6 +23,7 @@ from sordino.gradients import (
     recurrent,
     transforms,
 )
+from sordino.gradients.flow_layers import GROUPED
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
 from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape
@@ -78,8 +79,6 @@ TABLES = (embedding.embedding, embedding.getitem)
 
 VIEWS = frozenset(names("view reshape flatten unflatten permute transpose unsqueeze squeeze contiguous mT"))
 ON_CONSTANTS = frozenset((F.linear, torch.conv1d, torch.conv2d, torch.conv3d))  # whose results may contain the rows
-
-GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' replacement if torch's does not run
 
 # checked on every call with data, whether or not a parameter is involved
 GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {

@@ -101,7 +101,7 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         return MANY
     items = index if isinstance(index, tuple) else (index,)
     if isinstance(label, Axis) and all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
-        plain = _basic(label, x.shape, items)
+        plain = basic(label, x.shape, items)
         if plain is not None:
             return plain
     own = owners(label, x.shape, tape.rows)
@@ -118,7 +118,7 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     return found
 
 
-def _basic(label: Axis, shape: Sequence[int], items: Sequence[Any]) -> Lineage | None:
+def basic(label: Axis, shape: Sequence[int], items: Sequence[Any]) -> Lineage | None:
     """Integers, slices, None and one Ellipsis that keep the rows' dimension whole; None if they do not."""
     given = sum(i is not None and i is not Ellipsis for i in items)
     if Ellipsis not in items:
@@ -267,7 +267,7 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
         dims = [old.dim] if isinstance(old, Axis) else range(target.ndim) if old is None else []
         for dim in dims:
             label = Axis(dim, new.before, new.after)
-            if _basic(label, target.shape, items) == new and (old is None or old == label):
+            if basic(label, target.shape, items) == new and (old is None or old == label):
                 return label
     own = torch.full(tuple(target.shape), -1) if old is None else spread(old, target.shape, tape.rows).clone()
     before = own[index].clone()

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sordino.gradients.flow import argument, flat
+from sordino.gradients.flow import argument, flat, replace
 from sordino.gradients.labels import Before, Book
 from sordino.gradients.layout import Layout, layout_of
 from sordino.gradients.lineage import MANY, ROWS, Axis, Lineage, Many, permuted
@@ -38,25 +38,13 @@ from sordino.gradients.refusals import trained_in_a_pass
 from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.standardisation import Pull
 from sordino.gradients.taps import TOKEN, Stand, Tap, once
-from sordino.gradients.vocabulary import ASKS, OPENS, SETS_CONTENT, SETS_GRAD, SIZES, writes
+from sordino.gradients.vocabulary import ASKS, OPENS, SETS_CONTENT, SETS_GRAD, SIZES, kind_of, writes
 
 # the modules through which torch passes a call of Tensor.__len__ to a mode
 _BETWEEN = ("torch._tensor", "torch.overrides")
 _SET_HOOKS: Any = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
 # the further arguments of these only give a type, a device or a shape
 TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
-
-
-def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        return fn(tree)
-    if isinstance(tree, list):
-        return [replace(t, fn) for t in tree]
-    if isinstance(tree, tuple) and type(tree) is tuple:
-        return tuple(replace(t, fn) for t in tree)
-    if isinstance(tree, dict):
-        return {k: replace(v, fn) for k, v in tree.items()}
-    return tree
 
 
 @dataclass(frozen=True)
@@ -333,6 +321,9 @@ class Tape(TorchFunctionMode):
             self.held.open(args[0])
         if data and len(before) > 1:
             self.book.scalars(func, before)
+        orders, verdict = self.book.orders, None
+        if orders and not self._inside:
+            verdict = orders.judge(kind_of(func), args, kwargs, [t for t, *_ in before])
         try:
             if not slotted or not torch.is_grad_enabled():
                 out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
@@ -348,6 +339,8 @@ class Tape(TorchFunctionMode):
             raise
         for t in self.book.written(before, data):
             self.held.wrote(t)
+        if verdict is not None:
+            orders.settle(verdict, out)
         return out
 
     def _size_asked(self, t: Tensor) -> None:

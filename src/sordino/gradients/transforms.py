@@ -17,10 +17,10 @@ from torch._functorch import pyfunctorch
 
 from sordino.errors import Refused
 from sordino.gradients.elementwise import stand_in
-from sordino.gradients.flow import flat
+from sordino.gradients.flow import flat, replace
 from sordino.gradients.lineage import MANY
 from sordino.gradients.slots import Slot, describe
-from sordino.gradients.tape import Tape, replace
+from sordino.gradients.tape import Tape
 
 
 def active() -> bool:

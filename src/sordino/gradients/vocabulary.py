@@ -49,7 +49,9 @@ _REDUCTIONS = names(
 )
 _MIXING = {
     **dict.fromkeys(names("cumsum cumprod logcumsumexp cummax cummin softmax log_softmax softmin"), flow.mixing()),
-    **dict.fromkeys(names("sort argsort"), flow.mixing(1, -1)),
+    **dict.fromkeys(names("sort argsort"), flow.sorting),
+    "histc": flow.counted(1, "bins"),
+    "bincount": flow.counted(2, "minlength"),
     "topk": flow.mixing(2, -1),
     "kthvalue": flow.reduction(2, -1),
     "quantile": flow.quantile,
@@ -94,6 +96,7 @@ _PRODUCTS: dict[str, Rule] = {
     "rmatmul": flow_layers.reflected_matmul,
     **dict.fromkeys(names("addmm baddbmm addmv"), flow_layers.added_product),
     "einsum": flow_layers.einsum,
+    **dict.fromkeys(flow_layers.GROUPED, flow_layers.grouped),
     "scaled_dot_product_attention": flow_layers.attention,
     "embedding": flow_layers.embedding,
     "one_hot": flow_layers.embedding,

@@ -20,18 +20,20 @@ from sordino.errors import SordinoError
 _BYTES, _FIRST, _WORDS = 5056, 24, 624  # size of torch's state; offset and number of the twister's words in it
 
 
-def seed_masks(seed: int) -> None:
+def seed_masks(seed: int, number: int = 0) -> None:
     """Seeds torch's CPU generator with all bits of a seed, and the generators of other devices as torch does.
 
     Args:
         seed: From 0 to 2^63 − 1; `torch.initial_seed` returns it afterwards.
+        number: Each has other masks; those of other devices are the same.
     """
     if not _processor_alone():
         torch.manual_seed(seed)
     state = _seeded().clone()
     values = state.numpy()
     values[:8].view(np.uint64)[0] = seed
-    drawn = hashlib.shake_256(f"sordino/masks/{seed}".encode()).digest(4 * _WORDS)
+    text = f"sordino/masks/{seed}/{number}" if number else f"sordino/masks/{seed}"
+    drawn = hashlib.shake_256(text.encode()).digest(4 * _WORDS)
     values[_FIRST : _FIRST + 8 * _WORDS].view(np.uint64)[:] = np.frombuffer(drawn, dtype="<u4")
     torch.set_rng_state(state)
 

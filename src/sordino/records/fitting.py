@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from sordino.errors import InputError, SordinoError
 from sordino.gradients.engine import row_loss
-from sordino.gradients.kept import put_back, roots_of
+from sordino.gradients.roots import roots_of
 from sordino.gradients.rows import Rows, call, placed, tensors, tree_map
+from sordino.gradients.trial import trial
 from sordino.records.companions import with_companions
 from sordino.records.mapped import Mapped
 from sordino.records.precision import refuse_half
@@ -127,7 +128,7 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
     try:
         rows = with_companions(placed(row_reader(dataset)(torch.arange(1)), model), model, seed=0, step=0)
         roots = roots_of(list(model.modules()), loss)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model), put_back(roots):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model), trial(roots, rows.inputs):
             outputs = call(model, rows.inputs)
     except SordinoError:
         raise
@@ -159,11 +160,11 @@ def _targets(dataset: Any) -> Iterator[Any]:
 
 def _check_targets(targets: Tensor, outputs: Tensor, loss: Callable[..., Tensor]) -> None:
     """InputError if the loss works on the first targets and fails on others, such as a label that is no class."""
-    rows = max(1, _AT_ONCE // outputs.shape[1])
+    rows, roots = max(1, _AT_ONCE // outputs.shape[1]), roots_of([], loss)
 
     def tried(some: Tensor) -> Exception | None:
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), trial(roots, (outputs, some)):
                 loss(outputs.expand(len(some), -1), some)
         except (RuntimeError, ValueError, IndexError) as error:
             return error

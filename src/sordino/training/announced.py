@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sordino.gradients import ClippedSum
+from sordino.gradients.kept import Kept
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
 from sordino.records.gradients import GradientSum, Wrapper
@@ -192,5 +193,7 @@ def seconds_per_step(job: Job) -> float | None:
             if plan.contribution.record_momentum is not None:
                 return _timed(step, records)[1]  # this gradient sum can't be restricted to a part of a batch
             return extrapolated(step, plan.expected_batch, plan.steps) + _later_noise(plan, step, lambda: sums.step)
+    except Kept:
+        raise
     except Exception:  # some methods and datasets can't use a part of a batch; the run reports its own errors
         return None
