@@ -23,9 +23,8 @@ def add(commands: Commands) -> None:
         description="With --epochs or --steps, for any model: compares Poisson sampling, random allocation and "
         "correlated noise by the noise in the weights at equal ε, batch and steps (relation: add-remove). With "
         "--features, for a linear classifier: composition or hidden state (only the last iterate is published), and "
-        "which batch size, λ, epochs, step size and noise; ε is exact, but which of both is better is an estimate from "
-        "a model of the excess loss (see --weight-norm), and how to train by composition is a rule (relation: "
-        "replace-one). Uses no data.",
+        "how to train either way; ε is exact, but how to train is a rule, and which of both is better is an estimate "
+        "of the points of accuracy that noise and limited training cost (relation: replace-one). Uses no data.",
         epilog="examples: sordino plan --records 60000 --epochs 30 --epsilon 3 --delta 1e-5; "
         "sordino plan --records 60000 --features 3969 --classes 10 --epsilon 3 --delta 1e-5",
     )
@@ -68,9 +67,13 @@ def add(commands: Commands) -> None:
     loss.add_argument(
         "--slope", type=float, default=math.sqrt(2), metavar="g", help="largest norm of the gradient (default: √2)"
     )
-    model = parser.add_argument_group("the model of the excess loss")
+    model = parser.add_argument_group("further")
     model.add_argument(
-        "--weight-norm", type=float, default=30.0, metavar="W", help="norm of weights that fit well (default: 30)"
+        "--weight-norm",
+        type=float,
+        default=30.0,
+        metavar="W",
+        help="norm of weights that fit well, where nothing is clipped",
     )
     model.add_argument(
         "--max-epochs", type=int, default=1000, metavar="K", help="largest number of epochs (default: 1000)"
@@ -165,6 +168,14 @@ def _rows(found: dict[str, Any]) -> dict[str, str]:
         f"features × {how['feature_scale']:.4g}, clip norm {how['clip_norm']:.4g}, batch {how['batch']}, "
         f"{how['steps']} steps, step size {how['lr']:.4g}, average {how['average']}, noise multiplier "
         f"{how['noise_multiplier']:.5g}, ε = {up(how['epsilon'], 5)}; noise of a score {how['score_noise']:.2g}"
+    )
+    last = found["hidden_training"]
+    rows["or by hidden state with"] = (
+        f"records scaled to norm {last['feature_norm']:g}, softmax with cap {last['cap']:g}, λ = "
+        f"{last['regularisation']:g}, batch {last['batch']}, {last['steps']} steps, step size {last['lr']:.4g}, "
+        f"closing noise (rise {last['rise']:g}), noise multiplier {last['noise_multiplier']:.5g}, ε = "
+        f"{up(last['epsilon'], 5)}; "
+        f"noise of a score {last['score_noise']:.2g}"
     )
     for name in ("hidden_state", "composition"):
         best = found[name]

@@ -93,7 +93,8 @@ def with_options(base: Callable[..., Plan], *names: str) -> Callable[[Callable[P
             return function(*args, **options)
 
         maker.__signature__ = complete  # type: ignore[attr-defined]
-        maker.__doc__ = _documented(function, [described[key] for key in shared])
+        # python -OO leaves no docstrings, hence no entries
+        maker.__doc__ = _documented(function, [described[key] for key in shared if key in described])
         return maker
 
     return decorate
