@@ -58,11 +58,29 @@ class ClaimBroken(SordinoError):
     exit_code = 3
 
 
+_ELSEWHERE = {
+    "learning_rate": ("lr",),
+    "batch_size": ("expected_batch", "batch"),
+    "max_grad_norm": ("clip_norm",),
+    "sigma": ("noise_multiplier",),
+    "target_epsilon": ("epsilon",),
+    "target_delta": ("delta",),
+    "sample_rate": ("sampling_rate", "expected_batch"),
+    "sample_size": ("records",),
+    "n": ("records",),
+    "label": ("target",),
+}
+"""Names that other libraries use, and what they are called here."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest known name, and the list of all."""
     names = sorted(known)
     if not names:
         return "there are none"
+    for here in _ELSEWHERE.get(str(word).lower().replace("-", "_"), ()):
+        if here in names:
+            return f"did you mean {here!r}? known names are {', '.join(names)}"
     near = difflib.get_close_matches(str(word).lower().replace("_", "-"), names, 1, 0.5) or difflib.get_close_matches(
         str(word), names, 1, 0.5
     )

@@ -81,3 +81,11 @@ def test_no_flag_is_cut_in_help(width: int, monkeypatch: pytest.MonkeyPatch) -> 
             (action,) = [one for one in below._actions if isinstance(one, argparse._SubParsersAction)]
             below = action.choices[word]
         assert not re.search(r"(^|\s)--?[a-z-]*-$", below.format_help(), re.MULTILINE), path
+
+
+def test_python_without_docstrings_and_assertions_makes_plans() -> None:
+    code = (
+        "import sordino; print(sordino.dpsgd(epsilon=3.0, delta=1e-5, records=900, expected_batch=90, steps=9).steps)"
+    )
+    done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "9\n"

@@ -78,6 +78,12 @@ def test_the_catalogue_is_complete() -> None:
             assert content.sha256 is None or len(content.sha256) == 64
 
 
+def test_an_entry_without_a_reader_is_told_to_whoever_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(loading.READERS, "usps")
+    with pytest.raises(SordinoError, match="'usps' is in the catalogue but has no reader: add one to READERS"):
+        load("usps")
+
+
 def test_fetch_makes_the_first_layout_of_every_dataset() -> None:
     for one in catalogue():
         for content in one.layouts[0] if one.layouts else ():

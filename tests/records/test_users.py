@@ -225,3 +225,29 @@ def test_owners_outside_of_the_declared_number_and_unequal_lengths_are_errors() 
         with pytest.raises(InputError):
             as_records(rows)
     assert len(as_records(Rows(x, y, record=OWNER, records=6))) == 6  # two of them have no rows
+
+
+def test_a_run_is_not_resumed_with_other_owners_of_the_same_rows(tmp_path: Path) -> None:
+    """With other owners one person could take part as several records: the run is refused before a step is drawn."""
+    inputs, targets, owners_of = torch.randn(60, 4), torch.randint(2, (60,)), torch.arange(60) // 3
+    plan = sordino.dpsgd(
+        records=20, expected_batch=5, steps=30, epsilon=3.0, delta=1e-5, clip_norm=1.0, unit="user", rows_per_user=2
+    )
+
+    class Interrupted(sordino.Callback):
+        def told(self, row: object) -> bool | None:
+            raise KeyboardInterrupt
+
+    def run(users: torch.Tensor, *callbacks: sordino.Callback, resume: bool) -> sordino.Result:
+        return sordino.train(
+            nn.Linear(4, 2), loss, (inputs, targets), plan, lr=0.1, users=users, out=tmp_path, resume=resume,
+            callbacks=callbacks, settings=sordino.Settings(progress=False, eval_every=5, checkpoint_every=5),
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        run(owners_of, Interrupted(), resume=False)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    with pytest.raises(InputError, match="not the records"):
+        run(torch.arange(60) % 20, resume=True)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    assert run(owners_of, resume=True).guarantee.unit == "user"

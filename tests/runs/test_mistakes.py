@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ def train(dataset: Any = (X, Y), plan: Any = None, model: Any = None, loss: Any 
 WORKS: dict[str, Callable[[], Any]] = {
     "numpy arrays": lambda: train((X.numpy(), Y.numpy())),
     "lists": lambda: train((X.tolist(), Y.tolist())),
+    "an array of the other byte order": lambda: train((X.numpy().astype(">f4"), Y.numpy().astype(">i8"))),
     "float64 rows": lambda: train((X.double(), Y)),
     "bf16 rows": lambda: train((X.bfloat16(), Y)),
     "int32 labels": lambda: train((X, Y.int())),
@@ -63,6 +65,12 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a DataLoader": (lambda: train(DataLoader(TensorDataset(X, Y))), Refused, "loader.dataset"),
     "a generator": (lambda: train((X[i], Y[i]) for i in range(60)), InputError, "has no length"),
     "a dict of columns": (lambda: train({"x": X, "y": Y}), InputError, "dict of columns"),
+    "a path": (lambda: train(Path("visits.csv")), InputError, "is a path"),
+    "a data frame alone": (
+        lambda: train(type("Frame", (), {"columns": ("a",), "iloc": None})()), InputError, "is a data frame"),
+    "masked values": (
+        lambda: train((np.ma.masked_array(X.numpy(), mask=X.numpy() > 1), Y)), InputError, "hidden, not missing"),
+    "inference mode": (lambda: torch.inference_mode()(train)(), InputError, "inference_mode is on"),
     "inputs alone": (lambda: train(X), InputError, "must be a pair"),
     "sparse rows": (lambda: train((X.to_sparse(), Y)), InputError, "to_dense"),
     "lengths that differ": (lambda: train((X, Y[:-3])), InputError, "their lengths differ"),
@@ -86,9 +94,12 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an optimizer by name": (lambda: train(optimizer="sgd"), InputError, r"torch\.optim\.SGD"),
     "no step size": (lambda: train(lr=None), InputError, "give lr"),
     "a step size that is no number": (lambda: train(lr=float("nan")), InputError, "finite"),
+    "a step size of zero": (lambda: train(lr=0.0), InputError, "leave the model as it is"),
     "a step size as text": (lambda: train(lr="0.1"), InputError, "must be a number"),
     "an ε in the place of the plan": (lambda: train(plan=3.0), InputError, r"sordino\.dpsgd"),
     "a plan for other numbers": (lambda: train(plan=plan_of(90)), InputError, "another number"),
+    "Opacus's name of an option": (
+        lambda: plan_of(max_grad_norm=1.0), TypeError, "did you mean 'clip_norm'"),
     "δ above 1/n": (lambda: train(plan=plan_of(delta=0.1)), Refused, "not below 1/60"),
     "settings as a dict": (lambda: train(settings={"chunk": 3}), InputError, r"sordino\.Settings"),
     "one callback": (lambda: train(callbacks=print), InputError, r"callbacks=\[…\]"),

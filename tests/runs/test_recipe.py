@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from small_recipes import small_toml
 from sordino.errors import InputError
+from sordino.runs.overrides import with_overrides
 from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
+from sordino.runs.verify import verify
 
 MINIMAL = """
 [data]
@@ -59,6 +63,11 @@ def test_a_whole_number_may_stand_for_a_float_but_not_the_reverse(path: Path) ->
         ("privacy.epsilon=true", r"privacy\.epsilon = True must be of type float"),
         ("data.name=3", r"data\.name = 3 must be of type str"),
         ("nonsense", "write section.key=value"),
+        ("privacy.epsilon=3,0", r"privacy\.epsilon = '3,0' must be of type float: write 3\.0, with a point"),
+        ("train.learning_rate=0.1", "did you mean 'lr'"),
+        ("sampling.batch_size=10", "did you mean 'expected_batch'"),
+        ("features.name=dp-pcx", "with the method dp-mac: dp-pca"),
+        ("train.lr.decay=2", r"there is no section \[train\.lr\] in the recipe"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_the_nearest_right_one(path: Path, override: str, message: str) -> None:
@@ -89,3 +98,31 @@ def test_an_unreadable_recipe_says_what_is_wrong_with_it(tmp_path: Path) -> None
         Recipe.read(broken)
     with pytest.raises(InputError, match="can't be read: Is a directory"):
         Recipe.read(tmp_path)
+
+
+def test_a_recipe_without_a_name_is_called_like_its_file(tmp_path: Path) -> None:
+    for file, name in [("visits.toml", "visits"), ("a b.v2.toml", "a b.v2"), (".hidden", "run"), ("a:b.toml", "run")]:
+        (tmp_path / file).write_text(small_toml(), encoding="utf8")
+        assert Recipe.read(tmp_path / file).run.name == name
+    assert Recipe.read(tmp_path / "visits.toml", ["run.name='mine'"]).run.name == "mine"
+
+
+def test_a_renamed_recipe_continues_its_run_under_the_first_name(tmp_path: Path) -> None:
+    (tmp_path / "first.toml").write_text(small_toml(), encoding="utf8")
+    out = tmp_path / "out"
+    done = run_recipe(Recipe.read(tmp_path / "first.toml"), out, progress=False)
+    assert done["name"] == "first"
+    (tmp_path / "first.toml").rename(tmp_path / "second.toml")
+    assert run_recipe(Recipe.read(tmp_path / "second.toml"), out, resume=True, progress=False) == done
+    assert verify(out).genuine
+
+
+def test_overrides_reach_the_tables_of_a_section() -> None:
+    document = {"data": {"columns": {"age": {"kind": "number", "low": 0, "high": 100}}}, "train": {"lr": 1}}
+    changed = with_overrides(document, ["data.columns.age.high=90", "data.columns.age.low="])
+    assert changed == {"data": {"columns": {"age": {"kind": "number", "high": 90}}}, "train": {"lr": 1}}
+    assert document["data"]["columns"]["age"]["high"] == 100  # type: ignore[index]
+    with pytest.raises(InputError, match=r"there is no section \[data\.colums\]"):
+        with_overrides(document, ["data.colums.age.high=90"])
+    with pytest.raises(InputError, match=r"\[data\.columns\.age\] has no 'hihg': did you mean 'high'"):
+        with_overrides(document, ["data.columns.age.hihg="])

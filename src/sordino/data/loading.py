@@ -64,7 +64,7 @@ def load(
         paths = _locate(known, root)
         train, test = (Split(*read_adult(path)) for path in paths)
     else:
-        pairs = _embedded() if known.embedded else _IMAGES[name](known, root)
+        pairs = _embedded() if known.embedded else _reader(known)(known, root)
         train, test = (Split(_scale(x, known, normalise), torch.from_numpy(y)) for x, y in pairs)
     return Dataset(name, train, test, known.classes, known.title, known.licence, vectors)
 
@@ -157,7 +157,7 @@ def _usps(known: Entry, root: Path) -> _Pairs:
     return images.read_usps_lines(paths[0]), images.read_usps_lines(paths[1])
 
 
-_IMAGES: dict[str, Callable[[Entry, Path], _Pairs]] = {
+READERS: dict[str, Callable[[Entry, Path], _Pairs]] = {
     "fashion-mnist": _idx,
     "mnist": _idx,
     "cifar10": _cifar10,
@@ -165,6 +165,15 @@ _IMAGES: dict[str, Callable[[Entry, Path], _Pairs]] = {
     "svhn": _svhn,
     "usps": _usps,
 }
+"""The reader of each dataset of images: its entry and the data folder → (images, labels) of train and of test."""
+
+
+def _reader(known: Entry) -> Callable[[Entry, Path], _Pairs]:
+    if known.name not in READERS:
+        raise SordinoError(
+            f"the dataset {known.name!r} is in the catalogue but has no reader: add one to READERS in {__name__}"
+        )
+    return READERS[known.name]
 
 
 _PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")

@@ -76,7 +76,11 @@ class TextRecords:
                 f"the dataset is a {type(self.rows).__name__}: give a list of dicts, or a dataset with a length"
             )
         if self.tokenizer is not None and self._pad() is None:
-            raise InputError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
+            end = getattr(self.tokenizer, "eos_token", None)
+            which = (
+                "tokenizer.eos_token" if end is not None else "a token of the model's vocabulary (it has no eos_token)"
+            )
+            raise InputError(f"the tokenizer has no padding token: set tokenizer.pad_token = {which}")
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -273,9 +273,14 @@ def _as_tensors(values: Any) -> Any:
         return type(values)(_as_tensors(entry) for entry in values)
     array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
     if array.dtype.kind not in "fiub":
-        raise InputError(f"a {type(values).__name__} of type {array.dtype} can't become a tensor: give numbers")
+        columns = " in every column, frame.astype('float32')" if hasattr(values, "columns") else ""
+        kind = f"{type(values).__name__} of type {array.dtype}"
+        raise InputError(f"a {kind} can't become a tensor: give numbers{columns}")
+    if isinstance(values, np.ma.MaskedArray):
+        raise InputError("a masked array has values that are hidden, not missing: fill them with a public value")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
 
 

@@ -18,7 +18,8 @@ from importlib.resources import files
 from typing import Any
 
 from sordino.errors import InputError, did_you_mean
-from sordino.runs.recipe import Recipe, with_overrides
+from sordino.runs.overrides import with_overrides
+from sordino.runs.recipe import Recipe
 from sordino.shown import up
 
 DELTA = 1e-5

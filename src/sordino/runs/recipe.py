@@ -17,14 +17,14 @@ An unknown key is an error that names the nearest known one; nothing is silently
 
 from __future__ import annotations
 
-import copy
 import difflib
 import math
+import re
 import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -35,12 +35,13 @@ from sordino.checks import brief
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.plan.contribution import Augmentation
 from sordino.runs.declaration import DeclarationSection
+from sordino.runs.overrides import with_overrides
 from sordino.runs.words import check_words
 
 
 @dataclass(frozen=True)
 class RunSection:
-    name: str = "run"  # the name of the run directory and of the report
+    name: str = "run"  # the name of the run directory and of the report; default: that of the recipe's file
     seed: int = 0  # the seed of initialisation and other public randomness; not of noise or sampling
     noise_free: bool = False  # also train without noise, for comparison: NOT private, for public data only
 
@@ -229,9 +230,17 @@ class Recipe:
             raise InputError(f"{path} is not valid TOML: {why}") from error
         document = with_overrides(document, overrides)
         try:
-            return cls.from_dict(document, allow_code=allow_code)
+            recipe = cls.from_dict(document, allow_code=allow_code)
+            return recipe if "name" in document.get("run", {}) else recipe.called(path.stem)
         except InputError as error:
             raise error.within(str(path)) from error
+
+    def called(self, name: str) -> Recipe:
+        """The recipe of a run with this name; unchanged if no directory can be called so."""
+        try:
+            return replace(self, run=replace(self.run, name=name))
+        except InputError:
+            return self
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], *, allow_code: bool = False) -> Recipe:
@@ -271,14 +280,6 @@ class Recipe:
                 getattr(value, "options", {})
             )
         return tomli_w.dumps(document)
-
-
-def with_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of a recipe's document with `section.key=value` overrides."""
-    changed = copy.deepcopy(dict(document))
-    for override in overrides:
-        _override(changed, override)
-    return changed
 
 
 def _refuse_code(data: DataSection, model: ModelSection) -> None:
@@ -356,34 +357,6 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         if isinstance(option, type) and isinstance(value, option) and isinstance(value, bool) == (option is bool):
             return value
     wanted = " or ".join(o.__name__ for o in options if o is not type(None))
-    raise InputError(f"{key} = {brief(value)} must be of type {wanted}")
-
-
-def _override(document: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not (equals and dot and section and name):
-        raise InputError(
-            f"--set {brief(override)}: write section.key=value, for example train.lr=0.5; section.key= removes the key "
-            "from the recipe"
-        )
-    if "\n" in text or "\r" in text:
-        raise InputError(f"--set {override!r}: a value must be on one line")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"--set {brief(override)}: a number is too long, or nesting too deep") from error
-    given = document.setdefault(section, {})
-    if not isinstance(given, dict):
-        raise InputError(f"--set {brief(override)}: [{section}] is not a section")
-    if text.strip():
-        given[name] = value
-    elif given.pop(name, None) is None:
-        raise InputError(
-            f"--set {brief(override)} removes the key from the recipe, but [{section}] has no {name!r}: "
-            f"{did_you_mean(name, given)}; an empty text is written {key.strip()}=''"
-        )
-    elif not given:
-        del document[section]  # an empty section counts as absent
+    comma = float in options and re.fullmatch(r"[+-]?\d+,\d+", str(value))
+    point = f": write {str(value).replace(',', '.')}, with a point" if comma else ""
+    raise InputError(f"{key} = {brief(value)} must be of type {wanted}{point}")

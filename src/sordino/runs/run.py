@@ -126,6 +126,8 @@ def _made(
     usable_folder(out)
     if adopt and not resume:
         raise InputError("--adopt is for continuing a run: give --resume as well")
+    if resume and (out / "recipe.toml").exists():  # a run keeps the name that it began with
+        recipe = recipe.called(Recipe.read(out / "recipe.toml", allow_code=True).run.name)
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
     private_records(recipe)  # refuses public rows if the method does not use them

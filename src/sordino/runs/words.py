@@ -140,7 +140,10 @@ def _elsewhere(place: str, name: str, own: bool) -> str:
     owners = [one for one in registry.names() if name in getattr(registry.words(one) or registry.Words(), part)]
     if owners:
         return f"; {name!r} is for the method {' or '.join(owners)}"
-    return "; this method has its own" if own else ""
+    if own:
+        return "; this method has its own"
+    others = {one: sorted(getattr(registry.words(one) or registry.Words(), part)) for one in registry.names()}
+    return "".join(f"; with the method {one}: {', '.join(names)}" for one, names in others.items() if names)
 
 
 def _check_train(section: TrainSection, own: registry.Words, common: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
 import torch
@@ -49,6 +50,14 @@ def check_asked(
         raise InputError(
             "the dataset is a dict of columns: give a pair (inputs, targets); inputs may be a dict of tensors"
         )
+    if isinstance(dataset, str | bytes | PathLike):
+        raise InputError(
+            "the dataset is a path: give its rows, a pair (inputs, targets); recipes read files ([data] path = …)"
+        )
+    if hasattr(dataset, "columns") and hasattr(dataset, "iloc"):
+        raise InputError("the dataset is a data frame: give a pair (inputs, targets), frame[[…]] and frame[…]")
+    if torch.is_inference_mode_enabled():
+        raise InputError("torch.inference_mode is on, and nothing can be trained in it: call train outside of it")
     _check_update(optimizer, lr)
     if settings is not None and not isinstance(settings, Settings):
         raise InputError(f"settings = {checks.brief(settings)}: give sordino.Settings(chunk=…, eval_every=…, …)")
@@ -66,8 +75,8 @@ def _check_update(optimizer: Any, lr: Any) -> None:
         raise InputError(
             f"optimizer = {checks.brief(optimizer)}: give a class, such as torch.optim.SGD (names are for recipes)"
         )
-    if lr is not None and not isinstance(lr, Tensor):
-        checks.real("lr", lr)
+    if lr is not None and not isinstance(lr, Tensor) and checks.real("lr", lr) == 0:
+        raise InputError("lr = 0 would spend the budget and leave the model as it is: give a positive step size")
 
 
 def chosen_update(
