@@ -45,6 +45,25 @@ def older(name: str, document: Document) -> bool:
     return name not in NO_TRAINING and (day(document) or ENGINE) < ENGINE
 
 
+def commits(document: Document) -> list[str]:
+    """The commits of a file's runs, as far as they name them; else that of the file."""
+    runs = document.get("runs") or []
+    each = list(runs.values()) if isinstance(runs, dict) else runs
+    return [str(one["commit"]) for one in each if isinstance(one, dict) and one.get("commit")] or [
+        str(document.get("commit"))
+    ]
+
+
+def unclean(document: Document) -> str | None:
+    """A sentence, if runs were made from source that no commit has: nobody can check out what they ran."""
+    found = commits(document)
+    changed = [one for one in found if "+changes" in one]
+    if not changed:
+        return None
+    of = f"{len(changed)} of {len(found)} runs" if len(found) > 1 else "This file"
+    return f"**Source that differed from its commit**: {of} ({', '.join(sorted(set(changed)))})."
+
+
 def seconds(part: Any) -> float:
     """The time of the runs of a file, from their own entries (processor time if they have it)."""
     if isinstance(part, list):
@@ -242,6 +261,16 @@ def settings(document: Document) -> str:
     return table(["row", "test accuracy, %", "steps", "noise multiplier", "setting"], rows)
 
 
+def two_ways(document: Document) -> str:
+    """Hidden state and composition, each as the planner proposes it."""
+    rows = [
+        [r["row"], percent(r["accuracy"], r["spread"]), f"{r['noise_multiplier']:.3g}",
+         "{:.1f} to {:.1f}".format(*r["expected_losses"])]
+        for r in document["table"]
+    ]  # fmt: skip
+    return table(["row", "test accuracy, %", "noise multiplier", "points expected to be lost"], rows)
+
+
 def table6(document: Document) -> str:
     rows = [
         [r["set"], f"{r['records']:,}", f"{r['epsilon']:.4f}", f"{r['small_delta']:.2e}", f"{r['printed']:g}",
@@ -374,10 +403,13 @@ def goals() -> str:
     heads = ["what", "ε", "goal, %", "reached, %", "seeds", "no privacy, same features, %", "met"]
     found = json.loads((RESULTS / "frozen_resolution.json").read_text("utf8"))
     curve = ", ".join(f"{percent(r['mean'])} at {r['resolution']} pixels" for r in found["found"] if not r["mirror"])
+    slow = max(found["found"], key=lambda r: int(r["resolution"]))
+    minutes = slow["milliseconds_per_image"] / 1000 * 60_000 / 60
     said = (
         "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10, "
         f"on {found['rows']:,} training rows and without privacy: {curve} "
-        "([frozen_resolution](results/frozen_resolution.json))."
+        f"([frozen_resolution](results/frozen_resolution.json)). At {slow['resolution']} pixels an image takes "
+        f"{slow['milliseconds_per_image']:g} ms of a core, all 60,000 {minutes:.0f} minutes before the first run."
     )
     return f"## Goals\n\n{said}\n\n" + table(heads, rows)
 
@@ -401,7 +433,7 @@ def figures(name: str, document: Document) -> str:
         "frozen_resolution": resolutions, "mac_steady": steadier, "step_costs": costs,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "correlated_again": ways, "optimizers": optimizers, "full_batch": settings,
-        "linear_rule": settings, "caught": caught, "modelmix_gep": bounds,
+        "linear_rule": settings, "hidden_rule": two_ways, "caught": caught, "modelmix_gep": bounds,
     }  # fmt: skip
     if name.startswith("heads_"):
         return heads(document)
@@ -426,6 +458,8 @@ def section(path: Path) -> str:
     parts = [f"## [{name}.json](results/{name}.json)", origin]
     if older(name, document):
         parts.append("**Measured with an earlier engine**; not run again for lack of time.")
+    if said := unclean(document):
+        parts.append(said)
     if document.get("note"):
         parts.append(f"*{document['note']}*")
     return "\n\n".join([*parts, figures(name, document)])

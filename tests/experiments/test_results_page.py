@@ -51,3 +51,17 @@ def test_trainings_before_the_engine_are_marked_and_accounting_is_not() -> None:
     assert not results_page.older("modelmix_fig3", old)
     assert not results_page.older("mac", {"written": results_page.ENGINE})
     assert not results_page.older("mac", {"commit": "1234567"})  # no day: not called old, and the page says so
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_commit_that_does_not_have_the_source_is_said_on_the_page(path: Path) -> None:
+    text = path.read_text(encoding="utf8")
+    said = "**Source that differed from its commit**" in results_page.section(path)
+    assert said == ("+changes" in text)
+
+
+def test_runs_from_changed_source_are_counted_one_by_one() -> None:
+    runs = [{"commit": "a"}, {"commit": "b+changes"}, {"commit": "b+changes"}]
+    assert "2 of 3 runs (b+changes)" in str(results_page.unclean({"commit": "c", "runs": runs}))
+    assert "This file (c+changes)" in str(results_page.unclean({"commit": "c+changes"}))
+    assert results_page.unclean({"commit": "c", "runs": runs[:1]}) is None
