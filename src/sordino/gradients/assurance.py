@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,7 +48,7 @@ from sordino.gradients.memory import give_back_freed_memory
 from sordino.gradients.neutral import Neutral, neutral
 from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Found, Pass, Setup
-from sordino.gradients.rows import Chunk, take
+from sordino.gradients.rows import Chunk, take, tensors
 from sordino.gradients.shards import reading
 from sordino.gradients.survey import Held, check_state
 
@@ -63,6 +63,8 @@ TWICE = 4
 GROUPS, FIRST = (8, 4), 16
 """The number of groups in which a batch with new values is computed again: in the first tests of a training, and later.
 It is even: where a parity of the whole batch is odd, one of the groups has another."""
+FEWER = 3
+"""The number of rows for which the course of a new program is compared."""
 SAMPLE = 32
 """The number of rows of the first chunk that are tested if the program excludes interaction and draws no numbers."""
 
@@ -86,6 +88,7 @@ class Assurance:
         self.proven = True
         self._left: set[tuple[int, int | None]] = set()  # (rows, values read) that were tested
         self._sizes: set[int] = set()  # sizes of batches whose gradients were compared with those of smaller groups
+        self._courses: dict[Any, Known] = {}  # what a model that knows its number of rows computes, by shapes of data
         self._contents: list[int] | None = None
         self._settings: int | None = None
         self._summed: Summed | None = None  # of a new program, until it is compared
@@ -109,6 +112,7 @@ class Assurance:
         settings = settings_of(setup.roots) if self.sized or not self.proven else self._settings
         if settings != self._settings:
             self._left.clear()
+            self._courses.clear()
             self._settings = settings
         self._contents = None if self.grouped else [held.content for held in setup.state]
 
@@ -139,7 +143,8 @@ class Assurance:
         larger = chunk.rows > 2 * self.widest
         # a model that queried the size of an earlier batch (by an error that it caught) may know this one without
         left = (chunk.rows if made.sized or self.sized else 0, made.numbers)
-        unseen = left != (0, None) and left not in self._left
+        moved = chunk.rows > 1 and made.course is not None and self._moves(setup, data, chunk.rows, made)
+        unseen = moved or (left != (0, None) and left not in self._left)
         if not (new or due or larger or unseen) or (chunk.rows < 2 and made.numbers is None):
             return
         with (
@@ -147,7 +152,7 @@ class Assurance:
             _undisturbed(setup, self._contents, new or due or larger or made.opened),
         ):
             if chunk.rows < 2:
-                self._look(setup, data, chunk.rows, made, not _draws(setup, data))
+                self._look(setup, data, chunk.rows, made, not _draws(setup, data), every=True)
             else:
                 # if only a length coincides with the batch's, the model computes what was tested before, and its number
                 # of rows is tested below; what could be misled are the engine's labels, which are compared
@@ -157,7 +162,7 @@ class Assurance:
                 tested = self._test(setup, data, chunk, made, new=first, due=due, larger=larger)
                 self.operations[made.operations] = self.programs[made.program]
                 if unseen and not tested:
-                    self._look(setup, data, chunk.rows, made, self.programs[made.program])
+                    self._look(setup, data, chunk.rows, made, self.programs[made.program], moved)
                 if made.stops and (unseen or new):
                     with nullcontext() if self.programs[made.program] else neutral():
                         check_gradients(setup, data, chunk.rows, self.batches, self._groups())
@@ -220,16 +225,26 @@ class Assurance:
                 break
         check_places(*test, still=still)
 
-    def _look(self, setup: Setup, data: Data, rows: int, made: Found, still: bool) -> None:
+    def _moves(self, setup: Setup, data: Data, rows: int, made: Found) -> bool:
+        """May the number of rows, or a row's place, matter in this batch? Not if its course is one that was the same
+        for another number of rows, and no constants differ from row to row, except for random ones."""
+        shapes = tuple((t.dtype, t.shape[1:]) for t in tensors(data))
+        if shapes not in self._courses and rows > FEWER:
+            self._courses[shapes] = _known_course(setup, data, rows, made)
+        known = self._courses.get(shapes)
+        return known is None or known.course != made.course or not made.places <= known.drawn
+
+    def _look(self, setup: Setup, data: Data, rows: int, made: Found, still: bool, every: bool) -> None:
         """Computes rows again in smaller groups: their losses must be those of this batch.
 
-        All rows for a program that has read values which no tested batch had; some rows for one that knows a new number
-        of rows. still: it draws no random numbers.
+        All rows for a program that has read values which no tested batch had, or if `every`; some rows for one that
+        knows a new number of rows. still: it draws no random numbers.
         """
         self.looked += 1
+        groups = self._groups() if every or made.numbers is not None else 0
         with nullcontext() if still else neutral():
             known = made.losses if still and made.again else None
-            check_some(setup, data, rows, known, self.batches, self._groups() if made.numbers is not None else 0)
+            check_some(setup, data, rows, known, self.batches, groups)
             if not made.proven and rows > 1 and rows not in self._sizes:
                 check_lengths(setup, data, rows)
                 self._sizes.add(rows)
@@ -240,6 +255,36 @@ class Assurance:
     def _chosen(self) -> bool:
         """Is this batch one of the later ones that are tested? Decided by the run's own randomness."""
         return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
+
+
+class Known(NamedTuple):
+    """The course of the first batch with these shapes; None if it was another one for fewer rows. drawn: the steps in
+    which only random numbers differ from row to row."""
+
+    course: int | None
+    drawn: frozenset[int] = frozenset()
+
+
+def _known_course(setup: Setup, data: Data, rows: int, made: Found) -> Known:
+    """Compares the course of a batch with that of its first rows, and its places with those of equal draws."""
+
+    def run(part: Data, count: int) -> Pass:
+        with put_back(setup.roots, setup.memory.numbers), reading(setup.shards):
+            found = Pass(setup, part, count, {})
+            found.close()
+        return found
+
+    few, drawn = slice(0, FEWER), made.places
+    try:
+        with torch.random.fork_rng(devices=[]):
+            if run((take(data[0], few, rows), take(data[1], few, rows)), FEWER).course != made.course:
+                return Known(None)
+            if drawn:
+                with Neutral():
+                    drawn -= run(data, rows).places
+    except (ValueError, RuntimeError, IndexError, ArithmeticError, Refused):  # so it is tested in groups
+        return Known(None)
+    return Known(made.course, drawn)
 
 
 def _first(data: Data, rows: int) -> tuple[Data, int]:

@@ -34,6 +34,9 @@ class Labelled(Protocol):
     def suspect(self) -> None:
         """Record that some rows influence which values other rows receive."""
 
+    def by_place(self) -> None:
+        """Record that a row's result depends on its place among the rows."""
+
     def ordered(self, key: Tensor, label: Lineage, places: Tensor, values: Tensor | None) -> bool:
         """Record that rows were sorted by ``key``; False if the order is not followed."""
 

@@ -153,9 +153,14 @@ def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def embedding(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """ids → ids with one more dimension; for a table that contains data the rows are not known."""
-    table = argument(args, kwargs, 1, "weight", "num_classes")
-    if isinstance(table, Tensor) and tape.lineage(table) is not None:
+    """ids → ids with one more dimension; for a table that contains data the rows are not known. (torch.embedding, which
+    takes the table first, is not F.embedding.)"""
+    ids, table = first(args, kwargs), argument(args, kwargs, 1, "weight", "num_classes")
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
+        return MANY
+    if isinstance(table, Tensor) and (
+        tape.lineage(table) is not None or table.ndim != 2 or out.shape[:-1] != ids.shape
+    ):
         return MANY
     if table is None or (
         isinstance(table, int) and table < 0
@@ -227,7 +232,7 @@ def halved(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """torch.lstm and similar calls with frozen weights, on padded batches."""
-    if len(args) < 4 or isinstance(args[3], (list, tuple)):
+    if len(args) != 9 or kwargs or isinstance(args[3], (list, tuple)):
         return MANY
     batch_first, x = args[-1], args[0]
     rows = 0 if batch_first else 1
@@ -243,6 +248,31 @@ def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if any(tape.lineage(t) is not None for t in flat(args[2])):
         return MANY
     return [label, *(state for _ in flat(out)[1:])]
+
+
+def batch_norm(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """With statistics that are given; those of the batch combine rows (refused for F.batch_norm, not for aten's)."""
+    x, training = first(args, kwargs), argument(args, kwargs, 5, "training", default=False)
+    given = [argument(args, kwargs, k, name) for k, name in ((1, "running_mean"), (2, "running_var"))]
+    if training is not False or not all(isinstance(t, Tensor) for t in given):
+        return MANY
+    others = (t for t in (*flat(args), *flat(kwargs)) if t is not x)
+    return MANY if any(tape.lineage(t) is not None for t in others) else tape.lineage(x)
+
+
+def prelu(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """Slopes belong to dimension 1; for slopes that contain data the rows are not known."""
+    weight = argument(args, kwargs, 1, "weight")
+    return MANY if tape.lineage(weight) is not None else tape.lineage(first(args, kwargs))
+
+
+def triangle(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """tril and triu: what is left of a matrix depends on the place in its last two dimensions."""
+    x = first(args, kwargs)
+    label = tape.lineage(x)
+    if isinstance(label, (Axis, Owners)) and any(s > 1 for s in owners(label, x.shape, tape.rows).shape[-2:]):
+        tape.by_place()
+    return label
 
 
 def companions(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:

@@ -388,13 +388,13 @@ def refuse_kept_values(taken: Taken | None, libraries: Libraries, custom: bool) 
     name = taken.changed_variable(custom) or libraries.changed()
     if name is not None:
         raise Kept(
-            f"{name}: the forward pass changes this variable outside of the model, and it reads values of the data or "
-            "has its own backward pass, so that a later batch could see records without noise; pass values on by "
-            "tensors, or remove the variable"
+            f"{name}: the forward pass changes this variable outside of the model, and it reads values of the data, "
+            "asks for the number of rows or has its own backward pass, so that a later batch could see something of "
+            "this one without noise; pass values on by tensors, or remove the variable"
         )
     act = taken.acted()
     if act is not None:
         raise Kept(
-            f"the forward pass {act}, and it reads values of the data, so that these would be outside of the model "
-            "without noise, where a later batch or anyone else could see them; remove it from the model and the loss"
+            f"the forward pass {act}, and it reads values of the data or asks for the number of rows, which would be "
+            "outside of the model without noise, where anyone could see them; remove it from the model and the loss"
         )

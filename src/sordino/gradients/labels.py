@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
-from sordino.gradients.flow import Labels, constant, flat
+from sordino.gradients.flow import Labels, constant, flat, sorting
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.memory import address
 from sordino.gradients.orders import Orders
@@ -23,24 +23,22 @@ from sordino.gradients.vocabulary import OPENS, Kind, kind_of
 Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]
 Before = tuple[Tensor, int, Entry | None]
 
-
 _saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Book:
     """Labels by tensor, for a pass over ``rows`` rows.
 
-    read: a value of the data was converted to a Python number (``item``), where it can't be followed.
-    mixed: data of other rows influenced, without a gradient, something that has a label.
-    crowded: some tensor has another dimension that is as long as the batch.
-    crossed: an operation that combined values of one row with values that certainly belong to several.
-    hooked: a tensor with data has a hook, which may return another gradient than the program shows.
-    foreign: a function with its own backward pass was used.
-    asked: the program queried the number of rows, or could have inferred it.
-    cut: rows were selected by position or permuted, so that a row's result may depend on its position.
-    opened: Python was given access to a tensor's memory, where writes are not intercepted.
-    stopped: a value was read from a tensor with a gradient, which does not pass what is made of it.
-    numbers: hashes of the values that were read, in order. A value that can't be compared later has a unique hash.
+    read: a value of the data was converted to a Python number (``item``), where it can't be followed. mixed: data of
+    other rows influenced, without a gradient, something that has a label. crowded: some tensor has another dimension
+    that is as long as the batch. crossed: an operation that combined values of one row with values that certainly
+    belong to several. hooked: a tensor with data has a hook, which may return another gradient than the program shows.
+    foreign: a function with its own backward pass was used. asked: the program queried the number of rows, or could
+    have inferred it. cut: rows were selected by position or permuted, so that a row's result may depend on its place.
+    placed: the same, except where it is proven that they return to their places. opened: Python was given access to a
+    tensor's memory, where writes are not intercepted. stopped: a value was read from a tensor with a gradient, which
+    does not pass what is made of it. numbers: hashes of the values that were read, in order; one that can't be compared
+    later has a unique hash.
 
     A label is valid for one version of a tensor. The version is stored with it; every write to the tensor's memory
     through autograd changes it. A tensor whose version is not the one that the last intercepted operation left was
@@ -52,11 +50,10 @@ class Book:
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # intercepted tensors that contain no data
         self.read = self.mixed = self.crowded = self.hooked = self.foreign = False
         self.crossed: str | None = None
-        self._name = ""
-        self._unknown = False  # whether any label is MANY
+        self._name, self._unknown = "", False  # of the running operation; whether any label is MANY
         self._of: dict[int, Entry] = {}
         self.answers: list[bool] = []  # to questions about several rows, in order: they may determine control flow
-        self.asked = self.opened = self.cut = self.stopped = False
+        self.asked = self.opened = self.cut = self.placed = self.stopped = False
         self.ruled = False  # one of our rules is running: the values that it reads are not used elsewhere
         self.numbers: list[int] = []
         self._blank: dict[int, weakref.ref[Tensor]] = {}  # constants that have their rows by their shape alone
@@ -64,6 +61,9 @@ class Book:
 
     def suspect(self) -> None:  # some rows influence which values other rows receive (an index, a mask)
         self.mixed = True
+
+    def by_place(self) -> None:
+        self.placed = self.cut = True
 
     def lineage(self, t: Any) -> Lineage | None:
         found = self._of.get(id(t))
@@ -86,7 +86,7 @@ class Book:
         """Does it have a label, possibly one from before the last write?"""
         return self._entry(t) is not None
 
-    def holds(self, t: Tensor) -> bool:  # refused if it was written to since the last operation
+    def holds(self, t: Tensor) -> bool:
         return self.entry(t) is not None
 
     def entry(self, t: Tensor) -> Entry | None:
@@ -170,9 +170,8 @@ class Book:
         self.orders.clear()
 
     def join(self, tensors: Sequence[Any], shape: Sequence[int], combines: bool = True) -> Lineage | None:
-        """The common label of tensors that are broadcast to ``shape``. If tensors without a gradient, which can't pass
-        a gradient to a parameter, disagree, it is the label of those with one. combines: the result consists of
-        numbers, not of comparisons."""
+        """The common label of tensors that are broadcast to ``shape``. If those without a gradient disagree, it is that
+        of the others: no gradient passes there. combines: the result consists of numbers, not of comparisons."""
         found: list[Lineage] = []
         graded: list[Lineage] = []
         for t in tensors:
@@ -281,8 +280,7 @@ class Book:
     def see_hooks(self) -> None:
         """Detects hooks on the tensors that autograd saves."""
         top = _saved_hooks(True)
-        if top is not None and shards.hooked(top):
-            self.hooked = True
+        self.hooked = self.hooked or (top is not None and shards.hooked(top))
 
     def _replaced(self, func: Any, args: Any) -> None:
         """t.data = value: t has new numbers, while its node in the graph and its label are unchanged."""
@@ -338,6 +336,8 @@ class Book:
                 self.put(t, label)
                 if kind.rule is constant:
                     self._blank[id(t)] = weakref.ref(t)
+                elif isinstance(label, Owners) and kind.rule is not sorting and not self.orders.proving:
+                    self.placed = self.placed or bool((label.own >= 0).any())
 
     def _attribute(self, name: str, target: Tensor, value: Any = None) -> None:
         """target.data = value, target.real = value, target.imag = value."""

@@ -151,6 +151,8 @@ def repeat_interleave(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Label
 def pieces(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """chunk, split, tensor_split: consecutive parts of one dimension."""
     x = first(args, kwargs)
+    if any(tape.lineage(t) is not None for t in (*flat(args[1:]), *flat(kwargs)) if t is not x):
+        tape.suspect()  # where it is divided
     label = tape.lineage(x)
     dims = dims_of(argument(args, kwargs, 2, "dim", default=0), x.ndim)
     if not isinstance(label, (Axis, Owners)):

@@ -73,12 +73,13 @@ class Verdict:
 
 
 class Orders:
-    """The members of one pass. granted: the running operation's effect on the rows is proven."""
+    """The members of one pass. granted: the running operation's effect on the rows is proven. proving: its results are
+    members, or return to their places."""
 
     def __init__(self, book: Labels) -> None:
         self._book = book
         self._of: dict[int, Member] = {}
-        self.granted = False
+        self.granted = self.proving = False
 
     def __bool__(self) -> bool:
         return bool(self._of)
@@ -110,7 +111,7 @@ class Orders:
             step = step_of(self._book, Given(kind, args, kwargs, tensors, dims, order, self._blank))
         if step is None:
             return Verdict(None, order, mixed, self._lend(members))
-        self.granted = step.clean
+        self.granted, self.proving = step.clean, True
         loose = step.loose and all(m.loose for _, m in members)
         return Verdict(replace(step, loose=loose), order, mixed)
 
@@ -136,7 +137,7 @@ class Orders:
 
     def settle(self, verdict: Verdict, out: Any) -> None:
         """Called when the operation has run."""
-        self.granted = False
+        self.granted = self.proving = False
         for t, before, label in verdict.lent:
             if version(t) == before:
                 self._book.put(t, label)

@@ -67,7 +67,7 @@ class Pass:
     were read, if any. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
     change them, so that equal losses do not mean equal gradients. custom: Python code runs in the backward pass (a
     hook, a custom function), which may use values of any row. reads: values of the data may be where no label follows
-    them, also if there is only one row.
+    them, also if there is only one row. leaves: the pass could leave such values, or the number of its rows.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -105,12 +105,13 @@ class Pass:
         self.operations = hash((tuple(self.tape.program), tuple(book.answers), self.proven))
         self.program = hash((self.operations, book.crowded))
         self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
-        self.custom = book.hooked or book.foreign
+        self.opened, self.custom = book.opened, book.hooked or book.foreign
         self.reads = not self.independent or book.read or self.custom
-        if rows > 1 and (book.mixed or self.custom):  # what rows exchange there may be other values in every batch
+        if rows > 1 and (book.mixed or self.custom or book.placed or not known):  # values and places are new every time
             book.numbers.append(next(unlike_any))
+        course, self.leaves = self.tape.course, self.reads or book.asked
+        self.course, self.places = course.found(), frozenset(course.places)
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
-        self.opened = book.opened
         self.stops = not self.proven or book.hooked or book.stopped or not STOPS.isdisjoint(self.tape.program)
 
     def close(self) -> None:
@@ -208,6 +209,7 @@ class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
     operations, program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together.
+    course, places: as in ``course.py``.
     again: the losses are those of the present weights, so that another pass must reproduce them. squares: squared norms
     of the contributions, if they were computed before they are clipped.
     """
@@ -223,15 +225,14 @@ class Found:
     opened: bool
     stops: bool
     again: bool
+    course: int | None = None
+    places: frozenset[int] = frozenset()
     squares: dict[str, Tensor] = field(default_factory=dict)
 
 
 def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]) -> Found:
-    """Every parameter's per-record gradient over the chunk, summed over the iterates, and the losses.
-
-    Products of an iterate are added to those of the previous one as they arrive: at most two products of a layer exist
-    at once.
-    """
+    """Every parameter's per-record gradient over the chunk, summed over the iterates, and the losses. Products of an
+    iterate are added to those of the previous one as they arrive: at most two products of a layer exist at once."""
     gathered = _Gathered(setup, chunk)
     found: list[Pass] = []
     losses = torch.empty(0)
@@ -260,6 +261,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 run.hides()
             if run.reads:
                 renew(torchs, memory.numbers.turns)
+            if run.leaves:
                 refuse_kept_values(state, memory.libraries, run.custom)
         memory.numbers.after(run.reads, run.sized)
         losses = run.losses
@@ -277,6 +279,8 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
         opened=any(run.opened for run in found),
         stops=any(run.stops for run in found),
         again=len(iterates) == 1 and not iterates[0][0],
+        course=found[0].course if len({run.course for run in found}) == 1 else next(unlike_any),
+        places=frozenset().union(*(run.places for run in found)),
     )
 
 

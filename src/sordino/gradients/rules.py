@@ -27,7 +27,7 @@ from sordino.gradients.flow_layers import GROUPED
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
 from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape
-from sordino.gradients.vocabulary import name_of, names
+from sordino.gradients.vocabulary import name_of, names, own_name
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
 
@@ -109,7 +109,7 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if rule is not None:
         out = rule(tape, func, args, kwargs)
         return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
-    name = getattr(func, "__name__", "")
+    name = own_name(func)
     first = tape.slot(args[0]) if args else None
     if name in elementwise.SHAPE_ONLY and args and first is None:
         return func(*tape.values(args), **tape.values(kwargs))

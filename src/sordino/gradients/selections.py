@@ -199,6 +199,8 @@ def scattered(place: int) -> Any:
         if new is None:  # a constant at positions that data selects
             by = tape.lineage(index)
             if by is None:
+                if isinstance(old, (Axis, Owners)) and owners(old, target.shape, tape.rows).shape[dims[0]] > 1:
+                    tape.by_place()
                 return old
             if (
                 index.ndim == target.ndim
@@ -254,6 +256,9 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
     by = [(t, label) for t in flat(index) if (label := tape.lineage(t)) is not None]
     if by:
         return _by_data(tape, target, old, by, value) if isinstance(index, Tensor) else MANY
+    items = index if isinstance(index, tuple) else (index,)
+    if isinstance(old, (Axis, Owners)) and not _whole(old, target.shape, items):
+        tape.by_place()
     if new is None or isinstance(old, Many):
         return old
     if isinstance(new, Many):
@@ -262,7 +267,6 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
     if part.ndim < value.ndim:
         return MANY
     new = aligned(new, value.shape, part.shape, tape.rows)
-    items = index if isinstance(index, tuple) else (index,)
     if isinstance(new, Axis) and all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
         dims = [old.dim] if isinstance(old, Axis) else range(target.ndim) if old is None else []
         for dim in dims:
@@ -280,6 +284,12 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
         tape.suspect()  # what was there (often zeros of this shape) carries no gradient
     own[index] = rows
     return simplest(own, tape.rows)
+
+
+def _whole(label: Axis | Owners, shape: Sequence[int], items: Sequence[Any]) -> bool:
+    """Does this index select something of every row, in the same way?"""
+    plain = all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items)
+    return isinstance(label, Axis) and plain and basic(label, shape, items) is not None
 
 
 def _by_data(

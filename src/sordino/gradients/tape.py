@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from sordino.gradients.course import Course
 from sordino.gradients.flow import argument, flat, replace
 from sordino.gradients.labels import Before, Book
 from sordino.gradients.layout import Layout, layout_of
@@ -95,7 +96,7 @@ class Tape(TorchFunctionMode):
         self._inside = 0  # nesting depth of running rules
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = TOKEN
-        self.book = Book(rows)
+        self.book, self.course = Book(rows), Course(self.slot, held.registered)
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.roots: dict[int, Tensor] = {}  # data that requires a gradient and was computed from nothing that does
@@ -144,6 +145,7 @@ class Tape(TorchFunctionMode):
 
     def mark_rows(self, tree: Any) -> None:
         """Inputs and targets: dimension 0 contains the rows."""
+        self.course.given(flat(tree))
         for t in flat(tree):
             if t.ndim:
                 self.book.put(t, ROWS)
@@ -341,6 +343,8 @@ class Tape(TorchFunctionMode):
             self.held.wrote(t)
         if verdict is not None:
             orders.settle(verdict, out)
+        if not self._inside:
+            self.course.note(len(self.program), self.book.asked, (func, args, kwargs), out, before, self.book.state)
         return out
 
     def _size_asked(self, t: Tensor) -> None:

@@ -30,7 +30,7 @@ _POINTWISE = names(
     mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal poisson_nll_loss positive pow
     real reciprocal relu relu6 remainder resolve_conj resolve_neg round rrelu rsqrt rsub selu sgn short sigmoid sign
     signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softplus softshrink softsign sqrt square sub subtract
-    tan tanh tanhshrink threshold _threshold trunc true_divide type xlogy tril triu requires_grad retain_grad data
+    tan tanh tanhshrink threshold _threshold trunc true_divide type xlogy requires_grad retain_grad data
     pin_memory and or xor invert floordiv mod
     """
 )
@@ -98,6 +98,7 @@ _PRODUCTS: dict[str, Rule] = {
     "einsum": flow_layers.einsum,
     **dict.fromkeys(flow_layers.GROUPED, flow_layers.grouped),
     "scaled_dot_product_attention": flow_layers.attention,
+    **dict.fromkeys(names("tril triu"), flow_layers.triangle),
     "embedding": flow_layers.embedding,
     "one_hot": flow_layers.embedding,
     "embedding_bag": flow_layers.bag,
@@ -117,8 +118,8 @@ _PRODUCTS: dict[str, Rule] = {
     "type_as": flow.only_first,
     "companion_norm": flow_layers.companions,
     "standardised_gru": flow_layers.standardised_gru,
-    "batch_norm": flow.like_first,
-    "prelu": flow.like_first,
+    "batch_norm": flow_layers.batch_norm,
+    "prelu": flow_layers.prelu,
     "layer_norm": lambda t, a, k, o: flow.trailing(len(flow.argument(a, k, 1, "normalized_shape")))(t, a, k, o),
     "rms_norm": lambda t, a, k, o: flow.trailing(len(flow.argument(a, k, 1, "normalized_shape")))(t, a, k, o),
     "view_as_real": flow.trailing(0),
@@ -210,10 +211,26 @@ _REFLECTED, _IN_PLACE = frozenset("r" + name for name in _OPERATORS), frozenset(
 _NOT_IN_PLACE = ("__index__", "__int__", "__invert__", "__iter__")
 
 
+_OTHERS = ("torch._ops.", "torch.ops.")  # operators of torch.library, of which only aten's are torch's own
+
+
+@functools.lru_cache(1 << 12)
+def own_name(func: Any) -> str:
+    """Its name if it is a function of torch or of this package; empty for any other, whose name says nothing.
+
+    A custom operator (torch.library) and a user's function with handle_torch_function may have any name: ``relu``.
+    """
+    name: str = getattr(func, "__name__", "")
+    module: str = getattr(func, "__module__", None) or "torch"
+    if module.startswith(_OTHERS) and not module.endswith("._ops.aten"):
+        return name if module.endswith("._ops.transformers") and name in flow_layers.GROUPED else ""
+    return name if module.partition(".")[0] in ("torch", "sordino") else ""
+
+
 @functools.lru_cache(1 << 12)
 def name_of(func: Any) -> str:
     """Its plain name: ``add`` for torch.add, Tensor.add_, Tensor.__iadd__; that of a property for its getter."""
-    name: str = getattr(func, "__name__", "")
+    name = own_name(func)
     if name == "__get__":
         name = getattr(func.__self__, "__name__", "")
     if name in _CONSTANT or name in READS:
@@ -234,7 +251,7 @@ def rule_for(func: Any) -> Rule | None:
 @functools.lru_cache(1 << 12)
 def writes(func: Any) -> bool:
     """Does it write into its first argument?"""
-    name: str = getattr(func, "__name__", "")
+    name = own_name(func)
     if name.startswith("__"):
         return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
     return name.endswith("_") and not name.startswith("_")
@@ -268,7 +285,7 @@ class Kind(NamedTuple):
 
 @functools.lru_cache(1 << 12)
 def kind_of(func: Any) -> Kind:
-    name, own = name_of(func), getattr(func, "__name__", "")
+    name, own = name_of(func), own_name(func)
     hooks = func is Tensor.register_hook or name == "grad_fn"
     single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
     rule, written = rule_for(func), writes(func)
