@@ -23,7 +23,6 @@ from sordino.gradients.vocabulary import OPENS, Kind, kind_of
 Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]
 Before = tuple[Tensor, int, Entry | None]
 
-
 _saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -31,6 +30,7 @@ class Book:
     """Labels by tensor, for a pass over ``rows`` rows.
 
     read: a value of the data was converted to a Python number (``item``), where it can't be followed.
+    absent: it was asked for a number that is in no row, which is the answer for each part of the batch as well.
     mixed: data of other rows influenced, without a gradient, something that has a label.
     crowded: some tensor has another dimension that is as long as the batch.
     crossed: an operation that combined values of one row with values that certainly belong to several.
@@ -50,7 +50,7 @@ class Book:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # intercepted tensors that contain no data
-        self.read = self.mixed = self.crowded = self.hooked = self.foreign = False
+        self.read = self.absent = self.mixed = self.crowded = self.hooked = self.foreign = False
         self.crossed: str | None = None
         self._name = ""
         self._unknown = False  # whether any label is MANY
@@ -208,12 +208,13 @@ class Book:
         if kind.reads:
             if self.ruled:
                 return
-            self.read = True
             self.stopped = self.stopped or any(t.requires_grad for t in flat(args))
             if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
                 self.answers.append(out)
                 if not out and self.rows > 1 and kind.name == "__contains__" and self._in_no_row(*args):
+                    self.absent = True
                     return
+            self.read = True
             self.numbers.append(next(unlike_any) if func in OPENS else hash_of(out))
             return
         if self._blank and args and (kind.writes or kind.own is not None):
@@ -260,8 +261,7 @@ class Book:
         Then no group of rows could show an effect of the answer. If it is another one, the program is another, and is
         tested; of this one only the number of rows is left to test, as for a program that reads nothing.
         """
-        label = self.lineage(t)
-        return label is not None and not isinstance(label, Many) and not isinstance(value, Tensor)
+        return not isinstance(self.lineage(t) or MANY, Many) and not isinstance(value, Tensor)
 
     def _alike(self, before: Sequence[Before], out: Tensor) -> Axis | None:
         """The label that all data among these tensors shares, if each is as large as the result; None otherwise."""
