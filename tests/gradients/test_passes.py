@@ -45,6 +45,37 @@ def test_a_plain_model_is_proven_independent_of_other_rows_and_of_their_number()
     assert not any((run.sized, run.opened, run.stops))
 
 
+def _quiet(of: Callable[[Any, Tensor], Any]) -> Forward:
+    """A model that computes something without gradients, and does not use it."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            of(s, x)
+        return plain(s, x)
+
+    return forward
+
+
+def test_no_grad_stops_gradients_only_where_something_has_one() -> None:
+    assert not passed(_quiet(lambda s, x: x.sin())).stops
+    assert passed(_quiet(lambda s, x: s.a(x))).stops
+    assert passed(_quiet(lambda s, x: s.a.weight * 2)).stops
+    assert passed(lambda s, x: plain(s, x.detach())).stops
+
+
+def test_no_grad_counts_as_a_stop_where_a_value_was_read() -> None:
+    assert passed(_quiet(lambda s, x: x.max().item())).stops
+
+
+def test_a_number_that_is_in_no_row_is_in_no_part_of_the_batch_either() -> None:
+    run = passed(lambda s, x: plain(s, x) * (2 if 100.0 in x else 1))
+    assert run.alike
+    assert run.reads
+    assert not run.independent
+    assert not passed(lambda s, x: plain(s, x) * (2 if float(x[1, 1]) in x else 1)).alike
+    assert not passed(lambda s, x: plain(s, x) * (2 if 100.0 in x.sum(0) else 1)).alike
+
+
 def test_an_error_that_the_model_catches_may_tell_it_a_size_or_a_value() -> None:
     def forward(s: Any, x: Tensor) -> Tensor:
         try:

@@ -7,6 +7,7 @@ that rows exchange could be seen, and no group of the earlier batches showed an 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -192,3 +193,23 @@ def test_the_number_of_rows_is_not_left_for_the_next_batch(effect: Effect) -> No
     """Removing a record from one batch moved the sum of the next one, in which it is not, by 3.2 clip norms."""
     with pytest.raises(Refused, match="asks for the number of rows"):
         run(effect, LAST)
+
+
+def test_what_a_thread_reads_is_not_left_for_the_next_batch() -> None:
+    """The pass itself reads nothing and asks for nothing: that a thread ran is enough."""
+    kept: dict[str, float] = {}
+
+    class Threaded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            worker = threading.Thread(target=lambda: kept.update(top=x.detach().numpy().max()))
+            worker.start()
+            worker.join()
+            return self.a(x)  # type: ignore[no-any-return]
+
+    rows = Rows(torch.randn(24, 8), torch.randn(24, 3))
+    with pytest.raises(Refused, match="outside"):
+        clipped_sum(Threaded(), lambda o, t: (o - t).square().sum(1), rows, FlatClip(1.0), assurance=Assurance())

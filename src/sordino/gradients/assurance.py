@@ -58,15 +58,19 @@ LATER = 0.25
 log(batches)."""
 MOST_KNOWN = 1 << 14
 """The number of tested sizes and values that are remembered."""
-TWICE = 4
+TWICE = 2
 """The number of rows on which a new program is run twice in a row."""
 GROUPS, FIRST = (8, 4), 16
 """The number of groups in which a batch with new values is computed again: in the first tests of a training, and later.
 It is even: where a parity of the whole batch is odd, one of the groups has another."""
-FEWER = 3
+COMPARED = 3
 """The number of rows for which the course of a new program is compared."""
 SAMPLE = 32
-"""The number of rows of the first chunk that are tested if the program excludes interaction and draws no numbers."""
+"""The number of rows of the first chunk that are tested if the program excludes interaction within it and draws no
+numbers."""
+FEWER = 6
+"""If these are all rows of the chunk: the number with which it is tested what changed rows and earlier passes do to the
+others."""
 
 
 class Assurance:
@@ -166,8 +170,8 @@ class Assurance:
                 if made.stops and (unseen or new):
                     with nullcontext() if self.programs[made.program] else neutral():
                         check_gradients(setup, data, chunk.rows, self.batches, self._groups())
-        if new or due or larger:
-            give_back_freed_memory()
+                if first or due or larger:
+                    give_back_freed_memory()
         if len(self._left) >= MOST_KNOWN:
             self._left.clear()
         self._left.add(left)
@@ -176,9 +180,10 @@ class Assurance:
         """Compares the gradients of a new program with plain autograd; returns whether it draws no random numbers.
         first: its operations are new as well, so that lengths of gradients are compared in other groups."""
         given, self._summed = self._summed, None
-        give_back_freed_memory()
         if first:
-            _pass_twice(setup, data, chunk.rows)
+            give_back_freed_memory()
+            if (state := setup.memory.state) is not None and (state.restored or state.changed_variable(True)):
+                _pass_twice(setup, data, chunk.rows)
         # if only a length is another than before, it is known whether numbers are drawn: nothing is watched again
         drawn = not self.operations.get(made.operations, True)
         found = None if given is None or drawn else compared(setup, data, given, watched=first)
@@ -191,7 +196,7 @@ class Assurance:
         del given
         with nullcontext() if still else neutral():
             lengths = check_attribution(setup, data, chunk.rows, found)
-        if first and not made.independent:
+        if first and not made.alike:
             check = partial(check_lengths, setup, data, chunk.rows, lengths)
             if not still or not _without_draws(setup, check):
                 with neutral():
@@ -204,20 +209,28 @@ class Assurance:
         if not ((new and not made.independent) or due or larger):
             return False
         still = self.programs[made.program]
-        rows, some = chunk.rows, made.independent and still
+        rows, some = chunk.rows, made.alike and still
         known = made.losses if still and made.again else None
         if some:  # only the labels are tested
             data, rows = _first(data, rows)
             known = None if known is None else known[:rows]
-        test = setup, data, rows, EVERY if new and not made.independent else FEW, self.batches, known
-        if known is None or not _without_draws(setup, lambda: self._compare_groups(test, still=True)):
-            self._compare_groups(test, still=False, levels=(0.5,) if made.independent else LEVELS)
+        every = EVERY if new and not made.independent else FEW
+        test = setup, data, rows, every, self.batches, known
+        check = partial(self._compare_groups, test, FEWER if some and rows == chunk.rows else rows)
+        if known is None or not _without_draws(setup, partial(check, still=True)):
+            check(still=False, levels=(0.5,) if made.independent else LEVELS)
         self.widest = max(self.widest, chunk.rows)
         self.grouped += 1
         return rows == chunk.rows
 
-    def _compare_groups(self, test: Any, *, still: bool, levels: Sequence[float] = (0.5,)) -> None:
-        """Other groups of the rows, and changed rows in their places. still: no random numbers are drawn."""
+    def _compare_groups(self, test: Any, few: int, *, still: bool, levels: Sequence[float] = (0.5,)) -> None:
+        """Other groups of the rows, and changed rows in their places. few: only the groups are made of all rows, the
+        rest is tested with so many. still: no random numbers are drawn."""
+        setup, data, rows, every, number, known = test
+        if few < rows:
+            with nullcontext() if still else neutral():
+                check_groups(setup, data, rows, FEW, number, known, after=False)
+            test = setup, _first(data, rows, few)[0], few, every, number, None if known is None else known[:few]
         for level in levels:
             with nullcontext() if still else neutral(level) as mode:
                 check_groups(*test)
@@ -229,7 +242,7 @@ class Assurance:
         """May the number of rows, or a row's place, matter in this batch? Not if its course is one that was the same
         for another number of rows, and no constants differ from row to row, except for random ones."""
         shapes = tuple((t.dtype, t.shape[1:]) for t in tensors(data))
-        if shapes not in self._courses and rows > FEWER:
+        if shapes not in self._courses and rows > COMPARED:
             self._courses[shapes] = _known_course(setup, data, rows, made)
         known = self._courses.get(shapes)
         return known is None or known.course != made.course or not made.places <= known.drawn
@@ -274,10 +287,10 @@ def _known_course(setup: Setup, data: Data, rows: int, made: Found) -> Known:
             found.close()
         return found
 
-    few, drawn = slice(0, FEWER), made.places
+    few, drawn = slice(0, COMPARED), made.places
     try:
         with torch.random.fork_rng(devices=[]):
-            if run((take(data[0], few, rows), take(data[1], few, rows)), FEWER).course != made.course:
+            if run((take(data[0], few, rows), take(data[1], few, rows)), COMPARED).course != made.course:
                 return Known(None)
             if drawn:
                 with Neutral():
@@ -287,19 +300,15 @@ def _known_course(setup: Setup, data: Data, rows: int, made: Found) -> Known:
     return Known(made.course, drawn)
 
 
-def _first(data: Data, rows: int) -> tuple[Data, int]:
-    """Up to SAMPLE rows of the data, and their number."""
-    if rows <= SAMPLE:
-        return data, rows
-    first = slice(0, SAMPLE)
-    return (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
+def _first(data: Data, rows: int, most: int = SAMPLE) -> tuple[Data, int]:
+    """The first rows of the data, and their number."""
+    first = slice(0, min(rows, most))
+    return (take(data[0], first, rows), take(data[1], first, rows)), first.stop
 
 
 def _pass_twice(setup: Setup, data: Data, rows: int) -> None:
     """Refused if a pass uses a tensor that the one before it has left in an attribute: in training it would be put back
     (``kept.py``), and the model would not do what its author means. A few rows show it: this is no test of privacy."""
-    if not setup.roots:
-        return
     few = slice(0, min(rows, TWICE))
     part = take(data[0], few, rows), take(data[1], few, rows)
     with put_back(setup.roots, setup.memory.numbers):

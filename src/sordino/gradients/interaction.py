@@ -47,7 +47,14 @@ def generator_of(purpose: int) -> torch.Generator:
 
 
 def check_groups(
-    setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1, known: Tensor | None = None
+    setup: Setup,
+    data: Data,
+    rows: int,
+    variants: tuple[Changes, ...],
+    number: int = 1,
+    known: Tensor | None = None,
+    *,
+    after: bool = True,
 ) -> None:
     """Computes the losses in other groups, another order and together with changed rows, and once more as at first.
 
@@ -59,12 +66,13 @@ def check_groups(
         number: Each test has its own number, which decides the order and the changed rows.
         known: The losses of the rows in the pass that is tested; None if it drew random numbers or had other weights.
             Losses in groups must be equal to these.
+        after: Compute the rows also after a pass with a large row.
 
     Raises:
         Refused: Losses differ.
     """
     fitting = _fitting(variants, rows)
-    _check(setup, data, lambda one, given, base: _grouped(one, given, rows, fitting, 64 * number, base), known)
+    _check(setup, data, lambda one, given, base: _grouped(one, given, rows, fitting, 64 * number, base, after), known)
 
 
 def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, groups: int) -> None:
@@ -213,7 +221,9 @@ def _largest(base: Tensor) -> float:
     return float(finite.max()) if len(finite) else 1.0
 
 
-def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int, known: Tensor | None) -> float:
+def _grouped(
+    setup: Setup, data: Data, rows: int, variants: list[Changes], first: int, known: Tensor | None, after: bool
+) -> float:
     """The largest relative change of a loss. Variants are computed in small groups until the model has accepted one
     completely, the others in two groups."""
     base = _alone(setup, data) if known is None else known
@@ -240,7 +250,7 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first
         if not complete:
             todo = [*([()] if small and () not in todo else []), *_one_by_one(ways), *todo]
         small = small and not complete
-    if known is not None and not setup.roots:
+    if not after or (known is not None and not setup.roots):
         # the next test, in place, detects what these passes left behind in tensors: only its changed rows differ, and
         # the model can't know which they will be
         return worst

@@ -83,6 +83,7 @@ class Taken:
         self.libraries = Libraries() if thorough else None
         self.seen: Seen
         self._files: OpenFiles | None = None
+        self.restored = False  # whether the pass had left something in an attribute, a list or an object
         self.hidden = False  # whether something may run where calls are not intercepted: in a thread, scripted
         self._waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
         while self._waiting:
@@ -230,21 +231,29 @@ class Taken:
                 array[...] = values
         for obj, values, _ in self.lists:
             if not _same(obj, values):
+                self.restored = True
                 obj.clear()
                 (obj.update if isinstance(obj, set) else obj.extend)(values)
         for obj, values, _ in self.dicts:
-            _restore(obj, values)
+            self._restore(obj, values)
         for obj, key, value in self.slots:
             if value is not MISSING and getattr(obj, key, MISSING) is not value:
+                self.restored = True
                 setattr(obj, key, value)
         for module, values, registered in self.modules:
             if not _alike(module.__dict__, values):
                 _warn_of_counters(module, values)
-                _restore(module.__dict__, values)
+                self._restore(module.__dict__, values)
             for held, known in zip(_tables(module), registered, strict=True):
                 for key in list(held)[known:] if len(held) > known else ():
                     del held[key]
         return found[0] if found else None
+
+    def _restore(self, held: Any, known: Mapping[Any, Any]) -> None:
+        if not _alike(held, known):
+            self.restored = True
+            held.clear()
+            held.update(known)
 
     def _grown(self) -> Iterator[str]:
         for obj, values, name in self.lists:
@@ -312,12 +321,8 @@ def _walked(kind: Any) -> bool:
     return kind.__module__.partition(".")[0] not in _UNSEARCHED
 
 
-_UNSEARCHED = (frozenset(sys.stdlib_module_names) - {"__main__", "types"}) | {
-    "torch",
-    "numpy",
-    "builtins",
-    "tokenizers",
-}
+_UNSEARCHED = (frozenset(sys.stdlib_module_names) - {"__main__", "types"}) | {"torch", "numpy"}
+_UNSEARCHED |= {"builtins", "tokenizers"}
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -332,12 +337,6 @@ def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str
 
 def _alike(held: Mapping[Any, Any], known: Mapping[Any, Any]) -> bool:
     return len(held) == len(known) and all(map(operator.is_, held.values(), known.values()))
-
-
-def _restore(held: Any, known: Mapping[Any, Any]) -> None:
-    if not _alike(held, known):
-        held.clear()
-        held.update(known)
 
 
 def _warn_of_counters(module: nn.Module, known: Mapping[str, Any]) -> None:

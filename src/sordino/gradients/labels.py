@@ -29,7 +29,8 @@ _saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 class Book:
     """Labels by tensor, for a pass over ``rows`` rows.
 
-    read: a value of the data was converted to a Python number (``item``), where it can't be followed. mixed: data of
+    read: a value of the data was converted to a Python number (``item``), where it can't be followed. absent: it
+    was asked for a number that is in no row, which is the answer for each part of the batch as well. mixed: data of
     other rows influenced, without a gradient, something that has a label. crowded: some tensor has another dimension
     that is as long as the batch. crossed: an operation that combined values of one row with values that certainly
     belong to several. hooked: a tensor with data has a hook, which may return another gradient than the program shows.
@@ -37,8 +38,7 @@ class Book:
     have inferred it. cut: rows were selected by position or permuted, so that a row's result may depend on its place.
     placed: the same, except where it is proven that they return to their places. opened: Python was given access to a
     tensor's memory, where writes are not intercepted. stopped: a value was read from a tensor with a gradient, which
-    does not pass what is made of it. numbers: hashes of the values that were read, in order; one that can't be compared
-    later has a unique hash.
+    does not pass what is made of it. numbers: hashes of the values that were read; unique where they can't be compared.
 
     A label is valid for one version of a tensor. The version is stored with it; every write to the tensor's memory
     through autograd changes it. A tensor whose version is not the one that the last intercepted operation left was
@@ -48,7 +48,7 @@ class Book:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # intercepted tensors that contain no data
-        self.read = self.mixed = self.crowded = self.hooked = self.foreign = False
+        self.read = self.absent = self.mixed = self.crowded = self.hooked = self.foreign = False
         self.crossed: str | None = None
         self._name, self._unknown = "", False  # of the running operation; whether any label is MANY
         self._of: dict[int, Entry] = {}
@@ -207,12 +207,13 @@ class Book:
         if kind.reads:
             if self.ruled:
                 return
-            self.read = True
             self.stopped = self.stopped or any(t.requires_grad for t in flat(args))
             if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
                 self.answers.append(out)
                 if not out and self.rows > 1 and kind.name == "__contains__" and self._in_no_row(*args):
+                    self.absent = True
                     return
+            self.read = True
             self.numbers.append(next(unlike_any) if func in OPENS else hash_of(out))
             return
         if self._blank and args and (kind.writes or kind.own is not None):
@@ -259,8 +260,7 @@ class Book:
         Then no group of rows could show an effect of the answer. If it is another one, the program is another, and is
         tested; of this one only the number of rows is left to test, as for a program that reads nothing.
         """
-        label = self.lineage(t)
-        return label is not None and not isinstance(label, Many) and not isinstance(value, Tensor)
+        return not isinstance(self.lineage(t) or MANY, Many) and not isinstance(value, Tensor)
 
     def _alike(self, before: Sequence[Before], out: Tensor) -> Axis | None:
         """The label that all data among these tensors shares, if each is as large as the result; None otherwise."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sordino.errors import Refused
 from sordino.gradients.generators import Numbers
+from sordino.gradients.kept import Taken
 from sordino.gradients.libraries import Libraries
 from sordino.gradients.memory import address
 from sordino.gradients.rows import tensors
@@ -24,6 +25,7 @@ class PassMemory:
     def __init__(self) -> None:
         self.numbers = Numbers()  # of Python's and numpy's generators
         self.libraries = Libraries()  # as they were before the last pass in which they were compared
+        self.state: Taken | None = None  # of Python's objects before the last pass
         self.graded = False  # whether the losses of any pass depended on a parameter
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 

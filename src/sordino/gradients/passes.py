@@ -25,14 +25,14 @@ from sordino.gradients.pass_memory import ModuleTensors, PassMemory
 from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.readings import unlike_any
 from sordino.gradients.refusals import Aside, early, one_pass, trained_in_a_pass
-from sordino.gradients.rows import Chunk, call, tensors, tree_map
+from sordino.gradients.rows import Chunk, call, check_losses, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.shards import Shards
 from sordino.gradients.slots import Slot, Use, check_held, not_implemented
 from sordino.gradients.survey import Held, check_state
 from sordino.gradients.tape import Tape
 from sordino.gradients.totals import Total, merged
-from sordino.gradients.vocabulary import STOPS
+from sordino.gradients.vocabulary import NO_GRAD, STOPS
 
 Loss = Callable[[Any, Any], Tensor]
 Values = Mapping[str, Tensor]
@@ -61,6 +61,7 @@ class Pass:
 
     proven: the program shows that loss i depends on row i alone, and where the rows are at every use.
     independent: moreover no value was read from a tensor, so only the number of rows can influence a row's result.
+    alike: the same for every part of this batch: all that was read is that a number is in none of its rows.
     operations: a hash of what is computed, in order, and of the answers to questions about several rows. program: the
     same, and whether another dimension is as long as the batch, which might mislead the engine, not the model.
     sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
@@ -88,7 +89,7 @@ class Pass:
             with Aside(setup.parameters), without_checkpoints(), graded, self.tape:
                 outputs = call(model, inputs)
                 self.losses = setup.loss(outputs, targets)
-            _check_losses(self.losses, rows)
+            check_losses(self.losses, rows)
             self.check_written()
             _check_trained(setup)
             _check_seed(seed)
@@ -101,7 +102,8 @@ class Pass:
         book = self.tape.book
         known = label == ROWS and not book.hooked
         self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
-        self.independent = rows == 1 or (known and not (book.read or book.mixed))
+        self.alike = rows == 1 or (known and not (book.read or book.mixed))
+        self.independent = rows == 1 or (self.alike and not book.absent)
         self.operations = hash((tuple(self.tape.program), tuple(book.answers), self.proven))
         self.program = hash((self.operations, book.crowded))
         self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
@@ -112,7 +114,9 @@ class Pass:
         course, self.leaves = self.tape.course, self.reads or book.asked
         self.course, self.places = course.found(), frozenset(course.places)
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
-        self.stops = not self.proven or book.hooked or book.stopped or not STOPS.isdisjoint(self.tape.program)
+        # no_grad stops only what has a gradient: the tape knows it if it has intercepted every operation
+        stops = STOPS.difference((NO_GRAD,) if self.independent and not self.tape.halted else ())
+        self.stops = not self.proven or book.hooked or book.stopped or not stops.isdisjoint(self.tape.program)
 
     def close(self) -> None:
         self.setup.memory.leave(self.tape.book.alive(), self.given)
@@ -121,9 +125,9 @@ class Pass:
 
     def hides(self) -> None:
         """A part of it ran where calls are not intercepted (in a thread, scripted): any value may have been read."""
-        self.reads = True
+        self.reads = self.leaves = True
         if self.rows > 1:
-            self.independent, self.sized, self.numbers = False, True, next(unlike_any)
+            self.independent, self.alike, self.sized, self.numbers = False, False, True, next(unlike_any)
 
     def check_written(self) -> None:
         """Raises Refused if a parameter or buffer was written to since the pass began."""
@@ -193,22 +197,11 @@ def _check_trained(setup: Setup) -> None:
             raise trained_in_a_pass(held.name)
 
 
-def _check_losses(losses: Any, rows: int) -> None:
-    got: Any = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-    if got != (rows,):
-        kind = f"a tensor with {len(got)} dimensions" if isinstance(got, tuple) else f"a {got}"
-        raise Refused(
-            f"the loss returned {kind}; it must return one value per row, shape (rows,): use reduction='none' and "
-            "reduce each row's own values (for example .flatten(1).mean(1))",
-            private=f"it returned {got} for {rows} rows",
-        )
-
-
 @dataclass(frozen=True)
 class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
-    operations, program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together.
+    operations, program, proven, independent, alike, sized, numbers, opened, stops: of all iterates' `Pass`es together.
     course, places: as in ``course.py``.
     again: the losses are those of the present weights, so that another pass must reproduce them. squares: squared norms
     of the contributions, if they were computed before they are clipped.
@@ -220,6 +213,7 @@ class Found:
     program: int
     proven: bool
     independent: bool
+    alike: bool
     sized: bool
     numbers: int | None
     opened: bool
@@ -235,8 +229,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
     iterate are added to those of the previous one as they arrive: at most two products of a layer exist at once."""
     gathered = _Gathered(setup, chunk)
     found: list[Pass] = []
-    losses = torch.empty(0)
-    memory = setup.memory
+    losses, memory = torch.empty(0), setup.memory
     for values, factor in iterates:
         torchs = torch.get_rng_state()
         with put_back(setup.roots, memory.numbers, memory.numbers.needed) as state:
@@ -263,6 +256,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 renew(torchs, memory.numbers.turns)
             if run.leaves:
                 refuse_kept_values(state, memory.libraries, run.custom)
+        memory.state = state
         memory.numbers.after(run.reads, run.sized)
         losses = run.losses
         found.append(run)
@@ -274,6 +268,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
         program=hash(tuple(run.program for run in found)),
         proven=all(run.proven for run in found),
         independent=all(run.independent for run in found),
+        alike=all(run.alike for run in found),
         sized=any(run.sized for run in found),
         numbers=hash(tuple(read)) if read else None,
         opened=any(run.opened for run in found),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 
 
 @dataclass(frozen=True)
@@ -230,3 +230,15 @@ def chunks(rows: Rows, n: int, records: int, size: int | None, mean: bool) -> It
         single = k == 1
         part_weight = None if weight is None else weight[index]
         yield Chunk(index, ids, len(ids), len(index), None if single else slots, part_weight)
+
+
+def check_losses(losses: Any, rows: int) -> None:
+    """Raises Refused unless there is one loss per row."""
+    got: Any = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    if got != (rows,):
+        kind = f"a tensor with {len(got)} dimensions" if isinstance(got, tuple) else f"a {got}"
+        raise Refused(
+            f"the loss returned {kind}; it must return one value per row, shape (rows,): use reduction='none' and "
+            "reduce each row's own values (for example .flatten(1).mean(1))",
+            private=f"it returned {got} for {rows} rows",
+        )

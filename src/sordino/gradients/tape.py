@@ -93,6 +93,7 @@ class Tape(TorchFunctionMode):
         self.model, self.rows, self.rules, self.held = model, rows, rules, held
         self.uses: list[Use] = []
         self.program: list[Any] = []  # the operations in order, without those that a rule performs
+        self.halted = False  # whether an operation without gradients (no_grad) had arguments that have one
         self._inside = 0  # nesting depth of running rules
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = TOKEN
@@ -312,6 +313,8 @@ class Tape(TorchFunctionMode):
         slotted, data = self._seen((*args, *kwargs.values()), before)
         if not self._inside:
             self.program.append(func)
+            if not torch.is_grad_enabled():
+                self.halted = self.halted or slotted or any(t.requires_grad for t, *_ in before)
         if data and func is Tensor.register_hook and len(args) > 1:
             args = (args[0], once(args[1]), *args[2:])
         if data and func in self.rules.guards:

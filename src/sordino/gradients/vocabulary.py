@@ -199,8 +199,9 @@ _ATTRIBUTES: Any = Tensor
 SETS_GRAD = frozenset((Tensor.requires_grad_, _ATTRIBUTES.requires_grad.__set__))
 SETS_CONTENT = frozenset((_ATTRIBUTES.data.__set__, _ATTRIBUTES.grad.__set__))
 """Attributes of a tensor that, set on a parameter or a buffer, would store values of the data in the model."""
+NO_GRAD: Any = torch._C._set_grad_enabled
 STOPS = SETS_GRAD | {
-    *(torch.detach, torch.detach_, torch._C._set_grad_enabled),
+    *(torch.detach, torch.detach_, NO_GRAD),
     *(Tensor.detach, Tensor.detach_, _ATTRIBUTES.data.__get__, _ATTRIBUTES.data.__set__),
 }
 """Operations that stop gradients, or decide whether there are any."""

@@ -170,6 +170,11 @@ def release(
         stream.rounded_sum_of(parts, parts, grid.scale, grid.spacing, factor)
         return dict(values)
     result = torch.float32 if wanted == {torch.float32} else TORCH[parts.dtype]
+    if gaussian and not fine and dtype == result and all(value.is_cpu for value in values.values()):
+        # a tensor of its own for each value: they fit into memory that is free, where one vector would take new memory
+        noisy = {name: torch.empty(value.shape, dtype=result) for name, value in values.items()}
+        stream.rounded_sum_of(parts, vectors(list(noisy.values())), grid.scale, grid.spacing, factor)
+        return noisy
     return _shaped(values, dtype, _with_noise(parts, noise, grid, stream, fine, factor, result))
 
 
