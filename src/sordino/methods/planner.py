@@ -98,7 +98,7 @@ class Way:
 
 
 def sampler_noise(sampler: str, budget: Budget) -> float:
-    """The smallest noise multiplier of independent noise with this sampler."""
+    """The smallest noise multiplier of independent noise with this sampler, or up to a thousandth more."""
     name = "poisson" if budget.batches == 1 else sampler
     sampling: dict[str, Any] = {"name": name} | (
         {"sampling_rate": 1 / budget.batches} if name == "poisson" else {"batches": budget.batches}
@@ -109,6 +109,7 @@ def sampler_noise(sampler: str, budget: Budget) -> float:
         budget.epsilon,
         budget.delta,
         guess=guess,
+        rough=True,
     )
     return sigma
 
