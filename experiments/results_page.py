@@ -273,10 +273,11 @@ def two_ways(document: Document) -> str:
 
 def gained(document: Document) -> str:
     """Points gained by fractions of the proposed step size, over all budgets of a task."""
+    columns = ("least", "median", "greatest")
     rows = [
-        [r["task"], f"{r['factor']:g}", str(r["budgets"]), *(f"{r[key]:+.2f}" for key in ("least", "median", "greatest"))]
+        [r["task"], f"{r['factor']:g}", str(r["budgets"]), *(f"{r[key]:+.2f}" for key in columns)]
         for r in document["table"]
-    ]  # fmt: skip
+    ]
     heads = ["task", "of the step size", "budgets", "points gained on held-out rows: least", "median", "greatest"]
     return table(heads, rows)
 
