@@ -32,7 +32,9 @@ COMMAND = "python experiments/step_sizes.py --data-dir DIR"
 def run(design: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
     """One task: the accuracy for every budget and every fraction of the proposed step size."""
     task, found = design["tasks"][name], []
-    most, rest = held_out(rows(task, folder)[0], design["held_out"])
+    inputs, targets = rows(task, folder)[0]
+    targets = targets % task["modulo"] if "modulo" in task else targets
+    most, rest = held_out((inputs, targets), design["held_out"])
     count, features, classes = len(most[1]), most[0].shape[1], int(most[1].max()) + 1
     for epochs, epsilon in itertools.product(design["max_epochs"], design["epsilons"]):
         problem = Problem(
