@@ -15,6 +15,7 @@ table has every row for which all three runs are there.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -88,7 +89,7 @@ def budgets(design: Design) -> list[tuple[int, int, float]]:
 def compared(design: Design, task: str, budget: tuple[int, int, float], cells: Mapping[str, Row]) -> Row:
     """One row of the table: the three results, the planner's answer, and the rules of the design."""
     batches, epochs, epsilon = budget
-    answer = compare_ways(Budget(cells["poisson"]["records"], batches, epochs, epsilon, design["delta"]))
+    answer = _planned(Budget(cells["poisson"]["records"], batches, epochs, epsilon, design["delta"]))
     planned = {row["way"]: row for row in answer["rows"]}
     pooled = math.sqrt(statistics.mean(cell["spread"] ** 2 for cell in cells.values()))
     error = max(pooled * math.sqrt(2 / design["seeds"]), 1e-9)
@@ -105,6 +106,11 @@ def compared(design: Design, task: str, budget: tuple[int, int, float], cells: M
         "least_noise": min(planned, key=lambda way: planned[way]["noise_in_weights"]),
         "best": max(cells, key=lambda way: cells[way]["accuracy"]), "pairs": pairs,
     }  # fmt: skip
+
+
+@functools.cache  # the table is made again after every run
+def _planned(budget: Budget) -> Row:
+    return compare_ways(budget)
 
 
 def _pair(a: str, b: str, cells: Mapping[str, Row], planned: Mapping[str, Row], error: float) -> Row:

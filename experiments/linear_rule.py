@@ -66,11 +66,11 @@ def trained(plan: sordino.Plan, lr: float, train: Rows, test: Rows, seed: int) -
     return accuracy(model, test)
 
 
-def tried(plan: sordino.Plan, setting: Setting, most: Rows, rest: Rows) -> float:
+def tried(noise_multiplier: float, setting: Setting, most: Rows, rest: Rows, seed: int = 0) -> float:
     """The same in closed form, for trials: batches are slices, the noise is torch's, and nothing is released."""
     (x, y), clip, steps = most, setting["clip_norm"], int(setting["steps"])
     wanted = torch.nn.functional.one_hot(y).float()
-    lengths, generator = x.square().sum(1) + 1, torch.Generator().manual_seed(0)
+    lengths, generator = x.square().sum(1) + 1, torch.Generator().manual_seed(seed)
     batch = round(setting["rate"] * len(y))
     weights = torch.zeros(x.shape[1] + 1, wanted.shape[1])
     average = torch.zeros_like(weights)
@@ -80,7 +80,7 @@ def tried(plan: sordino.Plan, setting: Setting, most: Rows, rest: Rows) -> float
         error = torch.softmax(x[part] @ weights[:-1] + weights[-1], 1) - wanted[part]
         error *= (clip / (error.square().sum(1) * lengths[part]).sqrt().clamp(min=clip))[:, None]
         total = torch.cat([(error.T @ x[part]).T, error.sum(0, keepdim=True)])
-        total += plan.noise.noise_multiplier * clip * torch.randn(total.shape, generator=generator)
+        total += noise_multiplier * clip * torch.randn(total.shape, generator=generator)
         weights -= setting["lr"] / batch * total
         average += weights if step >= steps / 2 else 0.0
     return _right(average, rest)
@@ -98,7 +98,10 @@ def tuned(design: Mapping[str, Any], epsilon: float, first: Setting, train: Rows
         first | {"clip_norm": clip * longest, "lr": move / (NORM * clip * longest)}
         for clip, move in itertools.product(design["clip"], design["move"])
     ]
-    found = [(tried(plan_of(design, epsilon, one, len(most[1])), one, most, rest), one) for one in settings]
+    plans = [plan_of(design, epsilon, one, len(most[1])) for one in settings]
+    found = [
+        (tried(plan.noise.noise_multiplier, one, most, rest), one) for plan, one in zip(plans, settings, strict=True)
+    ]
     return max(found, key=lambda pair: pair[0])[1], [{**one, "accuracy": value} for value, one in found]
 
 

@@ -271,6 +271,17 @@ def two_ways(document: Document) -> str:
     return table(["row", "test accuracy, %", "noise multiplier", "points expected to be lost"], rows)
 
 
+def gained(document: Document) -> str:
+    """Points gained by fractions of the proposed step size, over all budgets of a task."""
+    columns = ("least", "median", "greatest")
+    rows = [
+        [r["task"], f"{r['factor']:g}", str(r["budgets"]), *(f"{r[key]:+.2f}" for key in columns)]
+        for r in document["table"]
+    ]
+    heads = ["task", "of the step size", "budgets", "points gained on held-out rows: least", "median", "greatest"]
+    return table(heads, rows)
+
+
 def table6(document: Document) -> str:
     rows = [
         [r["set"], f"{r['records']:,}", f"{r['epsilon']:.4f}", f"{r['small_delta']:.2e}", f"{r['printed']:g}",
@@ -434,6 +445,7 @@ def figures(name: str, document: Document) -> str:
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "correlated_again": ways, "optimizers": optimizers, "full_batch": settings,
         "linear_rule": settings, "hidden_rule": two_ways, "caught": caught, "modelmix_gep": bounds,
+        "step_sizes": gained,
     }  # fmt: skip
     if name.startswith("heads_"):
         return heads(document)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pytest
 from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting import calibrate, epsilon
+from sordino.accounting import calibrate, calibration, epsilon
+from sordino.accounting.account import TOLERANCE
+from sordino.accounting.events import Release, allocated, compose_events
 from sordino.errors import InputError
 from sordino.methods.dpsgd.accountant import account_dpsgd, calibrate_dpsgd
 
@@ -62,6 +65,34 @@ def test_calibration_takes_a_fraction_of_a_second() -> None:
 def with_statistic(sigma: float) -> dp_event.DpEvent:
     step = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(sigma))
     return dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(step, 100), dp_event.GaussianDpEvent(4.0)])
+
+
+@pytest.mark.parametrize(("batches", "epochs", "target"), [(59, 10, 3.0), (300, 400, 0.3)])
+def test_a_rough_calibration_meets_the_target_with_a_thousandth_more_noise_at_most(
+    batches: int, epochs: int, target: float
+) -> None:
+    def event(sigma: float) -> object:
+        return compose_events([(allocated(sigma, batches, batches), epochs)])
+
+    (rough, stated), (least, _) = (calibrate(event, target, 1e-5, rough=way) for way in (True, False))
+    assert epsilon(event(rough), 1e-5) <= stated <= target
+    assert least * (1 - 1e-4) <= rough <= least * (1 + 1e-3)
+
+
+def test_few_evaluations_follow_the_coarse_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slope of the coarse search leads to the result: fine grids are expensive."""
+    tolerances = []
+    measured = calibration.composed_epsilon
+
+    def counted(*arguments: Any, tolerance: float) -> tuple[float, str]:
+        tolerances.append(tolerance)
+        return measured(*arguments, tolerance=tolerance)
+
+    monkeypatch.setattr(calibration, "composed_epsilon", counted)
+    for target in (0.2, 1.0, 5.0):
+        calibrate(lambda s: compose_events([(Release("gaussian", s, 0.01), 2000)]), target, 1e-6)
+    assert tolerances.count(TOLERANCE) <= 9
+    assert len(tolerances) <= 36
 
 
 def test_fixed_releases_are_part_of_the_budget() -> None:

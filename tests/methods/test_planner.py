@@ -66,6 +66,26 @@ def test_the_command_compares_and_says_why(capsys: pytest.CaptureFixture[str]) -
     assert main(["plan", "--records", "400", "--epsilon", "3", "--delta", "1e-5", "--steps", "3"]) == 2
 
 
+def test_the_batch_that_is_taken_is_the_largest_within_half_a_point_of_the_best() -> None:
+    """In one epoch the largest batch leaves too few steps: it is not recommended for having the least noise."""
+    found = compare_batches(records=60000, epochs=1, epsilon=3.0, delta=1e-5, batches=[15, 59, 235])
+    losses = {one["batch"]: one["expected_loss"] for one in found["by_batch"]}
+    assert losses[4000] > min(losses.values()) + 3
+    assert found["batch"] == 60000 / 59
+    assert losses[60000 / 59] <= min(losses.values()) + ALIKE
+    taken = next(one for one in found["by_batch"] if one["batch"] == found["batch"])
+    assert (found["recommended"], found["why"]) == (taken["recommended"], taken["why"])
+
+
+def test_both_questions_at_once_keep_their_answers_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --records 400 --features 5 --classes 2 --epochs 2 --batches 4 --epsilon 3 --delta 1e-5"
+    assert main(line.split()) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    answers = "recommended composition", "relation replace-one", "take allocation, batch 100 (relation: add-remove)"
+    for part in answers:
+        assert part in said
+
+
 def test_more_batches_than_records_are_an_error() -> None:
     with pytest.raises(InputError, match="more than the 4 records"):
         compare_batches(records=4, epochs=1, epsilon=1.0, delta=1e-5, batches=[5])

@@ -189,6 +189,7 @@ def test_statistics_cost_budget_and_calibration_pays_for_them() -> None:
         ({"steps": ...}, "exactly one of epochs and steps"),
         ({"steps": ..., "epochs": 0}, "epochs"),
         ({"clip_norm": 1.0, "clipping": FlatClip(1.0)}, "either clip_norm"),
+        ({"clipping": "l1"}, "one of sordino.clipping"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),

@@ -98,7 +98,7 @@ class Way:
 
 
 def sampler_noise(sampler: str, budget: Budget) -> float:
-    """The smallest noise multiplier of independent noise with this sampler."""
+    """The smallest noise multiplier of independent noise with this sampler, or up to a thousandth more."""
     name = "poisson" if budget.batches == 1 else sampler
     sampling: dict[str, Any] = {"name": name} | (
         {"sampling_rate": 1 / budget.batches} if name == "poisson" else {"batches": budget.batches}
@@ -109,6 +109,7 @@ def sampler_noise(sampler: str, budget: Budget) -> float:
         budget.epsilon,
         budget.delta,
         guess=guess,
+        rough=True,
     )
     return sigma
 
@@ -218,22 +219,25 @@ def compare_batches(
         dimension: as in `compare_ways`.
 
     Returns:
-        JSON-serialisable values: `recommended`, `alike` and `why` of the largest batch, which has the least noise of
-        the run; `by_batch` (the same for each batch); `rows` of all batches.
+        JSON-serialisable values: `batch`, the largest one that is expected to lose at most `ALIKE` points more than the
+        best; its `recommended`, `alike` and `why`; `by_batch` (the same for each batch); `rows` of all batches.
 
     Raises:
         InputError: a value is wrong.
     """
     checks.positive("epochs", epochs)
     chosen = default_batches(checks.count("records", records), epochs) if batches is None else list(batches)
-    budgets = [Budget(records, count, epochs, epsilon, delta) for count in sorted(chosen)]
+    budgets = [Budget(records, count, epochs, epsilon, delta) for count in sorted(set(chosen))]
     made = [compare_ways(budget, workload, dimension) for budget in budgets]
+    losses = [next(row["expected_loss"] for row in one["rows"] if row["way"] == one["recommended"]) for one in made]
+    place = next(place for place, loss in enumerate(losses) if loss <= min(losses) + ALIKE)
     shown = ("recommended", "alike", "why")
     return {
-        **{key: made[0][key] for key in shown},
+        "batch": budgets[place].batch,
+        **{key: made[place][key] for key in shown},
         "by_batch": [
-            {"batch": budget.batch, **{key: one[key] for key in shown}}
-            for budget, one in zip(budgets, made, strict=True)
+            {"batch": budget.batch, "expected_loss": loss, **{key: one[key] for key in shown}}
+            for budget, one, loss in zip(budgets, made, losses, strict=True)
         ],
         "relation": "add-remove",
         "rows": [row for one in made for row in one["rows"]],

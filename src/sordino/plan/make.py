@@ -85,6 +85,8 @@ def make_plan(
     checks.exactly_one(epochs=epochs, steps=steps)
     if clip_norm is not None and clipping is not None:
         raise InputError("give either clip_norm (flat clipping) or clipping, not both")
+    if clipping is not None and not isinstance(clipping, Clipping):
+        raise InputError(f"clipping must be one of sordino.clipping, such as FlatClip(1.0), got {clipping!r}")
     records = checks.count("records", records)
     sampler = make_sampling(sampling, expected_batch, records, cap)
     count = _steps(sampler, records, epochs) if steps is None else checks.count("steps", steps)

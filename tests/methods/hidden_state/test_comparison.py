@@ -86,7 +86,7 @@ def test_composition_is_what_the_planner_recommends(records: int, epsilon: float
     ways = {"composition": losses_of(proposal(problem)), "hidden-state": losses_of(hidden_proposal(problem, 100, 2))}
     assert recommended(ways) == "composition"
     alike = max(abs(a - b) for a, b in zip(*ways.values(), strict=True)) <= 1
-    assert ("no difference beyond 1 point" in _reason(ways, None, 1.0)) == alike
+    assert ("no difference beyond 1 point" in _reason(ways)) == alike
 
 
 def test_epochs_that_gain_little_are_not_proposed() -> None:
@@ -142,7 +142,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     path = tmp_path / "plan.svg"
     begin = time.process_time()
     assert main([*command.split(), "--plot", str(path)]) == 0
-    assert time.process_time() - begin < 60  # 3 s on a quiet machine
+    assert time.process_time() - begin < 20  # 2 s on a quiet machine
     found = json.loads(capsys.readouterr().out)
     assert {"recommendation", "why", "hidden_state", "composition", "crossing_epochs", "relation"} <= found.keys()
     assert found["training"]["steps"] == 400
@@ -150,8 +150,13 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     root = ElementTree.fromstring(path.read_text())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "composition" in path.read_text()
+    assert found["why"] == f"{found['how']} {found['reason']} {found['accounting']}"
+    assert "Publish the last iterate only" in found["otherwise"]
     assert main(["plan", *command.split()[1:-1]]) == 0
-    assert "recommended" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("recommended composition how Use composition")
+    assert "compromise" in said  # of the step size
+    assert "excess loss" not in said  # of runs that clip nothing: in the JSON
 
 
 @pytest.mark.parametrize(

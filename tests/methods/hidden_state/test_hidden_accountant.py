@@ -21,6 +21,8 @@ from sordino.accounting.events import Release
 from sordino.cli import main
 from sordino.errors import InputError, Refused
 from sordino.methods.hidden_state.accountant import (
+    _energies,
+    _energies_of_shape,
     account_hidden_state,
     calibrate_hidden_state,
     hidden_epsilon_curve,
@@ -132,6 +134,23 @@ def test_closed_form_for_a_constant_schedule(c: float, period: int, epochs: int)
     power = c ** (period * (epochs - 1))
     last = 1 + c ** (2 * period - 2) * (1 - c**2) / (1 - c**period) ** 2 * (1 - power) / (1 + power)
     assert math.sqrt(found[-1]) == pytest.approx(ratio * math.sqrt(last), rel=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_energies_of_other_noise_are_computed_once_and_never_smaller(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    shrink, sizes = 1 - generator.random(90) / 10, np.exp(generator.normal(size=90))
+    variances = generator.random(90) + 0.1
+    variances /= variances.max()
+    before = _energies_of_shape.cache_info().misses
+    for factor in (1.0, 3.7, 1e-5, 0.3):
+        found, exact = (energies(factor) for energies in (
+            lambda f: _energies(7, shrink, f * sizes, variances),
+            lambda f: position_energies(shrink, f * sizes, variances, 7),
+        ))  # fmt: skip
+        assert (found >= exact * (1 - 1e-15)).all()
+        assert found == pytest.approx(exact, rel=1e-9)
+    assert _energies_of_shape.cache_info().misses <= before + 2  # a rounded number may differ
 
 
 def test_convex_losses_give_theorem_4_3() -> None:

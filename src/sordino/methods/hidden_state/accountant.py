@@ -165,16 +165,34 @@ def _laws(run: HiddenRun, credit_remainder: bool) -> tuple[list[GaussianMixture]
     steps = _unit_noise(run)
     slack = _slack(run)
     if run.sampling in ("partition", "full"):
-        squares = (np.sqrt(position_energies(*steps, run.batches)) + slack) ** 2
+        squares = (np.sqrt(_energies(run.batches, *steps)) + slack) ** 2
         weight = run.batch / run.records if credit_remainder else 1 / run.batches
         law = GaussianMixture(np.full(len(squares), weight), squares).with_rest(slack**2)
         return [law], math.sqrt(float(squares.max()))
-    shrink, disparities, variances = steps
-    largest = float(disparities.max())
-    shape = (shrink, _digits(disparities / largest, np.ceil), _digits(variances, np.floor))
-    plain, energy = _chain_laws(run.sampling, run.batches, run.batch / run.records, *(a.tobytes() for a in shape))
+    largest, shape = _shape(*steps)
+    plain, energy = _chain_laws(run.sampling, run.batches, run.batch / run.records, *shape)
     laws = [law.scaled(largest**2 * (1 + 1e-15)) for law in plain]
     return [_slackened(law, slack) for law in laws], math.sqrt(energy) * largest * (1 + 1e-15) + slack
+
+
+def _energies(period: int, shrink: Array, disparities: Array, variances: Array) -> Array:
+    """`position_energies`, which calibration computes once: other noise only multiplies them."""
+    largest, shape = _shape(shrink, disparities, variances)
+    found: Array = _energies_of_shape(period, *shape) * (largest**2 * (1 + 1e-15))
+    return found
+
+
+def _shape(shrink: Array, disparities: Array, variances: Array) -> tuple[float, tuple[bytes, ...]]:
+    """The largest disparity, and the arrays in units of it, equal for runs that differ in their noise alone."""
+    largest = float(disparities.max())
+    arrays = (shrink, _digits(disparities / largest, np.ceil), _digits(variances, np.floor))
+    return largest, tuple(array.tobytes() for array in arrays)
+
+
+@lru_cache(maxsize=4)  # positions and rounding of a run, for two runs
+def _energies_of_shape(period: int, *arrays: bytes) -> Array:
+    shrink, disparities, variances = (np.frombuffer(array) for array in arrays)
+    return position_energies(shrink, disparities, variances, period)
 
 
 @lru_cache(maxsize=8)  # calibration uses the same run with other noise, which only scales the distributions
@@ -209,7 +227,7 @@ def _slack(run: HiddenRun) -> float:
         return 0.0
     shrink, _, variances = _unit_noise(run)
     unit = run.disparity_slack / float((run.step_sizes * run.noise_stds).max())
-    return math.sqrt(float(position_energies(shrink, np.full(run.steps, unit), variances, 1)[0]))
+    return math.sqrt(float(_energies(1, shrink, np.full(run.steps, unit), variances)[0]))
 
 
 def _slackened(law: GaussianMixture, slack: float) -> GaussianMixture:

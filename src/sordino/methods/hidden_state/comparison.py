@@ -133,10 +133,16 @@ def compare(problem: Problem) -> dict[str, Any]:
     training, last = proposal(problem), hidden_proposal(problem, problem.features, problem.classes)
     losses = {"composition": losses_of(training), "hidden-state": losses_of(last)}
     better = recommended(losses)
-    use = _hidden_words(last) if better == "hidden-state" else _composed_words(training)
+    words = {"composition": _composed_words(training), "hidden-state": _hidden_words(last)}
+    how, otherwise = words.pop(better), *words.values()
+    reason, accounting = _reason(losses), _crossed(crossing, printed)
     return {
         "recommendation": better,
-        "why": f"{use} {_reason(losses, crossing, printed)}",
+        "why": f"{how} {reason} {accounting}",
+        "how": how,
+        "reason": reason,
+        "otherwise": otherwise,
+        "accounting": accounting,
         "expected_losses": {name: list(values) for name, values in losses.items()},
         "training": asdict(training),
         "hidden_training": asdict(last),
@@ -347,7 +353,7 @@ def _composed_words(best: Proposal) -> str:
     )
 
 
-def _reason(losses: Mapping[str, tuple[float, float]], crossing: int | None, printed: float) -> str:
+def _reason(losses: Mapping[str, tuple[float, float]]) -> str:
     composed, hidden = losses["composition"], losses["hidden-state"]
     if max(abs(a - b) for a, b in zip(composed, hidden, strict=True)) <= ALIKE:
         gap = f"no difference beyond {ALIKE:g} point of accuracy is expected, and composition needs no secrecy"
@@ -357,12 +363,16 @@ def _reason(losses: Mapping[str, tuple[float, float]], crossing: int | None, pri
             gap = "composition is expected to be better"
         elif min(a - b for a, b in zip(composed, hidden, strict=True)) > ALIKE:
             gap = "hidden state is expected to be better"
-    crossed = "never becomes cheaper than composition"
-    if crossing is not None:
-        crossed = f"is cheaper from epoch {crossing} on"
     return (
         "Each trained as it would be proposed, noise and limited training are expected to cost "
         f"{composed[0]:.1f} to {composed[1]:.1f} points of accuracy by composition and {hidden[0]:.1f} to "
-        f"{hidden[1]:.1f} by hidden state (easy and hard data): {gap}. If nothing is clipped, the accounting of hidden "
-        f"state {crossed} (the rule of Ye & Shokri 2022, 4/(λη) + 4n/b: {printed:.0f})."
+        f"{hidden[1]:.1f} by hidden state (easy and hard data): {gap}."
+    )
+
+
+def _crossed(crossing: int | None, printed: float) -> str:
+    crossed = "never becomes cheaper than composition" if crossing is None else f"is cheaper from epoch {crossing} on"
+    return (
+        f"If nothing is clipped, the accounting of hidden state {crossed} (the rule of Ye & Shokri 2022, "
+        f"4/(λη) + 4n/b: {printed:.0f})."
     )

@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from sordino.accounting.account import account
 from sordino.accounting.calibration import calibrate, noise_guess
 from sordino.accounting.events import DpEvent, compose_events
 from sordino.accounting.schemes import releases_of
@@ -86,9 +85,9 @@ def proposal(problem: Linear) -> Proposal:
     steps = max(count for _, count in _sizes(problem))
     least = 2 * math.sqrt(steps) / (problem.mu() * problem.records)  # σ over the batch, of full batches
     for batch in [size for size, count in _sizes(problem) if count == steps]:
-        sigma, epsilon = _noise(problem, batch, steps)
-        if sigma / batch <= _ENOUGH * least:
+        if _noise(problem, batch, steps, rough=True)[0] / batch <= _ENOUGH * least:
             break
+    sigma, epsilon = _noise(problem, batch, steps)
     clip = CLIPPED * math.hypot(NORM, 1)
     per_move = sigma * math.sqrt(steps) / batch
     move = min(MOVE, SCORE_NOISE / per_move)
@@ -106,7 +105,7 @@ def _sizes(problem: Linear) -> Iterator[tuple[int, int]]:
         yield batch, max(1, min(STEPS, problem.max_epochs * problem.records // batch))
 
 
-def _noise(problem: Linear, batch: int, steps: int) -> tuple[float, float]:
+def _noise(problem: Linear, batch: int, steps: int, *, rough: bool = False) -> tuple[float, float]:
     """The smallest noise multiplier that meets the target, and the ε that it has."""
     sampling = {"name": "poisson", "sampling_rate": batch / problem.records}
 
@@ -114,5 +113,4 @@ def _noise(problem: Linear, batch: int, steps: int) -> tuple[float, float]:
         return compose_events(releases_of(sampling, "gaussian", sigma, problem.records, steps))
 
     guess = noise_guess(sampling, steps, problem.records, problem.epsilon, problem.delta)
-    sigma, _ = calibrate(event, problem.epsilon, problem.delta, RELATION, guess=guess)
-    return sigma, account(event(sigma), problem.delta, RELATION).epsilon
+    return calibrate(event, problem.epsilon, problem.delta, RELATION, guess=guess, rough=rough)
