@@ -36,6 +36,7 @@ from sordino.errors import InputError, Refused, did_you_mean
 from sordino.plan.contribution import Augmentation
 from sordino.runs.declaration import DeclarationSection
 from sordino.runs.overrides import with_overrides
+from sordino.runs.ranges import check_numbers
 from sordino.runs.words import check_words
 
 
@@ -254,6 +255,7 @@ class Recipe:
             if name in document or _is_required(cls, name)
         }
         check_words(parsed, {name: _own_keys(kind) for name, kind in sections.items()})
+        check_numbers(parsed)
         if not allow_code:
             _refuse_code(parsed["data"], parsed["model"])
         recipe = cls(**parsed)
