@@ -40,6 +40,8 @@ def _check_records(section: Any, delta: float, batch: int) -> None:
     if records is None:
         return
     checks.count("data.records", records)
+    if known and checks.fewest_records(records) > known[0]:
+        raise InputError(f"data.records = {records}, but {section.name} has {known[0]} records")
     if batch > records:
         raise InputError(f"expected_batch ({batch}) exceeds the number of records ({records})")
     checks.refuse_empty_delta(delta, records)
