@@ -255,9 +255,9 @@ class Recipe:
             if name in document or _is_required(cls, name)
         }
         check_words(parsed, {name: _own_keys(kind) for name, kind in sections.items()})
-        check_numbers(parsed)
         if not allow_code:
             _refuse_code(parsed["data"], parsed["model"])
+        check_numbers(parsed)
         recipe = cls(**parsed)
         method = registry.method_class(recipe.method.name, "method.name")
         if recipe.train.lr is None and not method.holds_update and "lr" not in recipe.method.options:
