@@ -149,9 +149,8 @@ def test_arrays_are_read_without_pickles_and_scaled_by_public_bounds(tmp_path: P
     source = NpzSource(path=str(path), classes=2, low=0.0, high=10.0)
     assert source.read(None).train.inputs.tolist() == [[0, 0.5], [0, 1]]
     np.savez(path, inputs=np.array([[0.0, np.nan], [1e300, 1.0]]), targets=np.array([0, 7]))
-    with pytest.raises(
-        InputError, match=r"nothing was spent: .*\.npz: inputs: .*finite; inputs: .*too large.*; targets: a label"
-    ) as error:
+    said = r"nothing was spent: .*\.npz: inputs: .*finite; inputs: .*too large.*; targets: a label"
+    with pytest.raises(InputError, match=said) as error:
         NpzSource(path=str(path), classes=2).read(None)
     assert [word in error.value.private for word in ("line 0", "line 1")] == [True, True]
     assert "line" not in str(error.value)
