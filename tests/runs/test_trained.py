@@ -18,6 +18,7 @@ from sordino.errors import InputError, Refused
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 from sordino.runs.trained import load
+from sordino.runs.verify import failed, verify
 
 DATA: dict[str, Any] = {
     "name": "csv",
@@ -70,6 +71,16 @@ def test_a_table_is_trained_on_and_predicted_under_each_method(method: str, fold
         result["test_accuracy"]
     )
     assert torch.allclose(trained.probabilities(folder / "visits.csv").sum(1), torch.ones(240, dtype=torch.float64))
+
+
+def test_arrays_whose_shape_no_recipe_states_are_trained_on_and_verified(folder: Path) -> None:
+    """DP-MAC makes its network from the data, whose shape is not known when a reviewer makes the plan again."""
+    generator = np.random.default_rng(0)
+    np.savez(folder / "rows.npz", inputs=generator.normal(size=(240, 3)), targets=generator.integers(0, 2, 240))
+    given = {"name": "npz", "path": "rows.npz", "records": 240, "classes": 2, "low": -3, "high": 3}
+    for method, sections in METHODS.items():
+        run_recipe(small_recipe(**{**sections, "data": given}), folder / method, progress=False)
+        assert [check.why for check in failed(verify(folder / method))] == []
 
 
 def test_the_command_writes_predictions_and_loses_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

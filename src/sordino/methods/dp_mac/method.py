@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from sordino import checks
 from sordino.clipping import FlatClip
+from sordino.data import published
 from sordino.errors import InputError, Refused
 from sordino.methods.dp_mac.recipe import read
 from sordino.methods.dp_mac.run import MacWork, restored
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sordino.runs.recipe import Recipe
+
+_ANY_SHAPE = ((1,), 2)
+"""A shape and classes for plans, which depend on the number of layers only."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,9 @@ class DPMAC(Method):
 
     @classmethod
     def from_recipe(cls, request: Request) -> Plan:
-        return read(request.recipe).plan
+        public = published(request.recipe.data)
+        unknown = public.shape is None or public.classes is None  # arrays, or a function: known once they are read
+        return read(request.recipe, known=_ANY_SHAPE if unknown else None).plan
 
     @classmethod
     def work(cls, recipe: Recipe, data_dir: Path | None, progress: bool | None) -> MacWork:
