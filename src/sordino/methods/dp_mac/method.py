@@ -46,6 +46,7 @@ class DPMAC(Method):
         "the adversary sees every noisy vector of Taylor coefficients that was released, hence every iterate and the "
         "final model; the auxiliary coordinates are never released"
     )
+    bounded_by: ClassVar[str] = "its coefficients are computed from it and the released weights, and scaled: see below"
     reads_own_data: ClassVar[bool] = True
 
     @classmethod
