@@ -214,18 +214,27 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+_DOCUMENTS, _LARGEST = (".json", ".jsonl", ".toml", ".html"), 1 << 30
+
+
 def require_regular(folder: Path) -> None:
-    """Refuses a folder with pipes, sockets or devices in it: reading one could wait, or go on, forever.
+    """Refuses a folder that can't be read safely: with a pipe, a socket or a device in it, or a document of gigabytes.
+
+    Reading the first could wait, or go on, forever; the second would not fit into memory, and no run writes one.
 
     Raises:
         InputError: there is one, or the folder can't be listed.
     """
     try:
-        odd = [path.name for path in folder.iterdir() if _exists(path) and not (path.is_file() or path.is_dir())]
+        there = sorted(path for path in folder.iterdir() if _exists(path))
+        odd = [path for path in there if not (path.is_file() or path.is_dir())]
+        large = [path for path in there if path.suffix in _DOCUMENTS and path.stat().st_size > _LARGEST]
     except OSError as error:
         raise InputError(f"{folder} can't be read: {error.strerror or error}") from error
     if odd:
-        raise InputError(f"{folder / sorted(odd)[0]} is a pipe, a socket or a device, not a file: remove it")
+        raise InputError(f"{odd[0]} is a pipe, a socket or a device, not a file: remove it")
+    if large:
+        raise InputError(f"{large[0]} is larger than a gigabyte: no run writes such a document, and it was not read")
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:

@@ -213,3 +213,17 @@ def test_a_model_that_is_refused_on_the_first_batch_leaves_nothing_behind(
     assert main(["train", str(recipe), "--out", str(out)]) == 2
     assert "BatchNorm" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_an_interrupt_that_a_library_turned_into_another_error_is_called_one(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imported(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ImportError("_multiarray failed to import")  # noqa: B904
+
+    monkeypatch.setattr("sordino.runs.run.run_recipe", imported)
+    assert main(["train", str(recipe)]) == 1
+    assert capsys.readouterr().err.startswith("sordino: interrupted")

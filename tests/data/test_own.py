@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -58,15 +59,19 @@ def test_a_row_is_encoded_the_same_whatever_the_others_are(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TEXT.replace("50,", "fifty,"), "spent. age: not a number"),
-        (TEXT.replace("50,", "5_0,"), "spent. age: not a number"),
+        (TEXT.replace("50,", "fifty,"), r"nothing was spent: .*\.csv: age: not a number"),
+        (TEXT.replace("50,", "5_0,"), r"nothing was spent: .*\.csv: age: not a number"),
         (TEXT.replace(",", ";"), r"only one: is data\.delimiter right"),
+        (TEXT.replace(",", ";") + "1;2,5;3\n", r"only one: is data\.delimiter right"),
         (TEXT + "\n3," + "x" * 140_000, "more than 131072 characters"),
         (TEXT + '\n3,"open', "a quotation mark that is not closed"),
-        (TEXT.replace("50,", "inf,"), "spent. age: not a finite number"),
-        (TEXT.replace("50,", "nan,"), "spent. age: no value"),
-        (TEXT.replace(",m,", ",x,"), "spent. sex: a value that is not in the column's public list"),
-        (TEXT.replace("yes", "perhaps"), "spent. y: a label that is not in data.classes"),
+        (TEXT.replace("50,", "inf,"), r"nothing was spent: .*\.csv: age: not a finite number"),
+        (TEXT.replace("50,", "nan,"), r"nothing was spent: .*\.csv: age: no value"),
+        (
+            TEXT.replace(",m,", ",x,"),
+            r"nothing was spent: .*\.csv: sex: a value that is not in the column's public list",
+        ),
+        (TEXT.replace("yes", "perhaps"), r"nothing was spent: .*\.csv: y: a label that is not in data.classes"),
         (TEXT.replace("2,250", "2,3,250"), "more or fewer fields"),
         (TEXT.replace("id,", "age,"), "repeats a column name"),
         (TEXT.replace("id,age", "id,years"), "there is no column 'age'"),
@@ -80,6 +85,13 @@ def test_what_is_wrong_is_told_by_column_and_the_line_to_the_owner_alone(text: s
     public = str(error.value).replace(str(tmp_path), "")
     assert not {"fifty", "perhaps", "years", "postcode"} & set(re.findall(r"\w+", public))
     assert not re.search(r"line \d", public)
+
+
+def test_a_compressed_table_is_called_so(tmp_path: Path) -> None:
+    given = section(tmp_path)
+    Path(given.options["path"]).write_bytes(gzip.compress(TEXT.encode()))
+    with pytest.raises(InputError, match="unpack it with gunzip"):
+        read(given)
 
 
 def test_a_record_in_the_place_of_the_header_is_not_shown(tmp_path: Path) -> None:
@@ -137,7 +149,8 @@ def test_arrays_are_read_without_pickles_and_scaled_by_public_bounds(tmp_path: P
     source = NpzSource(path=str(path), classes=2, low=0.0, high=10.0)
     assert source.read(None).train.inputs.tolist() == [[0, 0.5], [0, 1]]
     np.savez(path, inputs=np.array([[0.0, np.nan], [1e300, 1.0]]), targets=np.array([0, 7]))
-    with pytest.raises(InputError, match=r"spent. inputs: .*finite; inputs: .*too large.*; targets: a label") as error:
+    said = r"nothing was spent: .*\.npz: inputs: .*finite; inputs: .*too large.*; targets: a label"
+    with pytest.raises(InputError, match=said) as error:
         NpzSource(path=str(path), classes=2).read(None)
     assert [word in error.value.private for word in ("line 0", "line 1")] == [True, True]
     assert "line" not in str(error.value)

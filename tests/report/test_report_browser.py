@@ -82,7 +82,7 @@ def test_the_numbers_behind_a_plot_open_on_a_click(driver: webdriver.Chrome) -> 
     assert table.is_displayed()
 
 
-_WIDE = """return [...document.querySelectorAll('.scroll, h1, h2, h3, figcaption')]
+_WIDE = """return [...document.querySelectorAll('.scroll, h1, h2, h3, figcaption, pre')]
     .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim().slice(0, 40))"""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import tomli_w
 from safetensors.torch import load_file, save_file
 
 from sordino import report
+from sordino.plan.core import Plan
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import OWN_KEYS, encode, sealed
 from sordino.runs.closing import MODEL, file_digest, result_digest
-from sordino.runs.stated import KEPT
+from sordino.runs.stated import KEPT, wanted_result
 from sordino.training.sealed import read_sealed
 from sordino.training.sealed import sealed as sealed_model
 
@@ -96,6 +98,21 @@ def weights_exchanged(folder: Path, other: Path) -> None:
     save_file(load_file(other / "model.safetensors"), folder / "model.safetensors")
 
 
+def weights_under_the_old_header(folder: Path, other: Path) -> None:
+    """The other run's weights behind this run's header, with its document and checksum."""
+    ours, theirs = ((place / MODEL).read_bytes() for place in (folder, other))
+    first, second = (8 + int.from_bytes(content[:8], "little") for content in (ours, theirs))
+    (folder / MODEL).write_bytes(ours[:first] + theirs[second:])
+
+
+def all_of(*forgeries: Forge) -> Forge:
+    def forge(folder: Path, other: Path) -> None:
+        for one in forgeries:
+            one(folder, other)
+
+    return forge
+
+
 def flipped(name: str, at: int) -> Forge:
     def forge(folder: Path, other: Path) -> None:
         content = bytearray((folder / name).read_bytes())
@@ -117,12 +134,35 @@ def consistent_smaller_epsilon(folder: Path, other: Path) -> None:
     edit_json(folder / "result.json", epsilon=found["epsilon"], noise_multiplier=9.0, ledger=head)
 
 
-def recipe_edited(folder: Path, other: Path) -> None:
-    import tomllib
+def in_recipe(**sections: Mapping[str, Any]) -> Forge:
+    def forge(folder: Path, other: Path) -> None:
+        document = tomllib.loads((folder / "recipe.toml").read_text("utf8"))
+        for name, keys in sections.items():
+            document[name] = {**document.get(name, {}), **keys}
+        (folder / "recipe.toml").write_text(tomli_w.dumps(document), "utf8")
 
-    document = tomllib.loads((folder / "recipe.toml").read_text("utf8"))
-    document["clipping"]["clip_norm"] = 0.5
-    (folder / "recipe.toml").write_text(tomli_w.dumps(document), "utf8")
+    return forge
+
+
+def recipe_listed(folder: Path, other: Path) -> None:
+    """The hash of the recipe as it is now, in the result's list."""
+    files = json.loads((folder / "result.json").read_text("utf8"))["files"]
+    edit_json(folder / "result.json", files=files | {"recipe.toml": file_digest(folder / "recipe.toml")})
+
+
+def restated(folder: Path, other: Path) -> None:
+    """Result and model's document state what the ledger's plan gives, whatever it is: then all hashes."""
+    header = {key: value for key, value in ledger(folder)[0].items() if key not in ("kind", *OWN_KEYS)}
+    plan = Plan.from_dict(header)
+    found = plan.guarantee()
+    epsilon, guarantee = found.epsilon, json.loads(json.dumps(found.to_dict()))
+    result = json.loads((folder / "result.json").read_text("utf8"))
+    wanted = {**wanted_result(plan, result), "epsilon": epsilon, "guarantee": {**result["guarantee"], **guarantee}}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf8").splitlines()]
+    curve = [{**row, "epsilon": epsilon} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in curve), "utf8")
+    edit_json(folder / "result.json", **wanted)
+    with_new_hashes(left_alone, guarantee=wanted["guarantee"]["sentence"])(folder, other)
 
 
 def put(name: str, old: bytes, new: bytes) -> Forge:
@@ -212,6 +252,46 @@ def measured(**row: Any) -> Forge:
 
 
 FORGERIES: dict[str, tuple[Forge, str]] = {
+    "result and model of another run": (all_of(taken("result.json"), taken(MODEL)), "ledger end"),
+    "all of another run but its ledger": (
+        all_of(*map(taken, ("result.json", MODEL, "metrics.jsonl", "report.html"))),
+        "ledger end",
+    ),
+    "page of another run": (taken("report.html"), "report"),
+    "weights of another run under the old header": (weights_under_the_old_header, "model"),
+    "zeros after the weights": (put(MODEL, b"", bytes(4096)), "model"),
+    "a declaration": (in_recipe(declaration={"unit": "one patient"}), "hashes"),
+    "a declaration, and its hash": (all_of(in_recipe(declaration={"unit": "one patient"}), recipe_listed), "model"),
+    "a step size, and its hash": (all_of(in_recipe(train={"lr": 0.01}), recipe_listed), "model"),
+    "users in header and recipe, restated": (
+        all_of(bent(lambda lines: in_header(unit="user")(lines)), in_recipe(privacy={"unit": "user"}), restated),
+        "recipe",
+    ),
+    "records × 9 in header and recipe, restated": (
+        all_of(
+            bent(in_header(records=108_000, delta=1e-6)),
+            in_recipe(data={"records": 108_000}, privacy={"delta": 1e-6}),
+            restated,
+        ),
+        "recipe",
+    ),
+    "steps removed from ledger and recipe, new hashes": (
+        with_new_hashes(all_of(bent(lambda lines: in_header(steps=3)(lines[:4])), in_recipe(train={"steps": 3}))),
+        "claim",
+    ),
+    "a run that stopped earlier, new hashes": (with_new_hashes(edit_result(stopped_at=3)), "steps"),
+    "another version, new hashes": (with_new_hashes(edit_result(environment={"sordino": "99.0"})), "model"),
+    "letters that look alike in the name of a file": (
+        lambda f, o: (f / MODEL).rename(f / MODEL.replace("o", "\u043e")) and None,
+        "files",
+    ),
+    "letters that look alike in a key": (put("result.json", b"{", '{"epsil\u043en": 0.001,'.encode()), "model"),
+    "digits that look alike in the page": (edit_text("report.html", "ε</span> = ", "ε</span> = \uff10."), "report"),
+    "a byte order mark before the ledger": (put("ledger.jsonl", b"{", b"\xef\xbb\xbf{"), "ledger"),
+    "a result in another encoding": (
+        lambda f, o: (f / "result.json").write_text((f / "result.json").read_text("utf8"), "utf-16") and None,
+        "result",
+    ),
     "ε in the model's document": (with_new_hashes(left_alone, epsilon=0.001), "model"),
     "δ in the model's document": (with_new_hashes(left_alone, delta=1e-9), "model"),
     "the guarantee in the model's document": (
@@ -286,7 +366,7 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "model of another run": (taken("model.safetensors"), "model"),
     "weights of another run": (weights_exchanged, "model"),
     "a bit of the model": (flipped("model.safetensors", -3), "model"),
-    "recipe": (recipe_edited, "recipe"),
+    "recipe": (in_recipe(clipping={"clip_norm": 0.5}), "recipe"),
     "metrics": (edit_text("metrics.jsonl", '"test_accuracy": 0.', '"test_accuracy": 0.9'), "hashes"),
     "page": (edit_text("report.html", "</h1>", ", certified</h1>"), "report"),
     "ledger of another run": (taken("ledger.jsonl"), "ledger end"),

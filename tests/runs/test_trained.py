@@ -18,6 +18,7 @@ from sordino.errors import InputError, Refused
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 from sordino.runs.trained import load
+from sordino.runs.verify import failed, verify
 
 DATA: dict[str, Any] = {
     "name": "csv",
@@ -72,6 +73,16 @@ def test_a_table_is_trained_on_and_predicted_under_each_method(method: str, fold
     assert torch.allclose(trained.probabilities(folder / "visits.csv").sum(1), torch.ones(240, dtype=torch.float64))
 
 
+def test_arrays_whose_shape_no_recipe_states_are_trained_on_and_verified(folder: Path) -> None:
+    """DP-MAC makes its network from the data, whose shape is not known when a reviewer makes the plan again."""
+    generator = np.random.default_rng(0)
+    np.savez(folder / "rows.npz", inputs=generator.normal(size=(240, 3)), targets=generator.integers(0, 2, 240))
+    given = {"name": "npz", "path": "rows.npz", "records": 240, "classes": 2, "low": -3, "high": 3}
+    for method, sections in METHODS.items():
+        run_recipe(small_recipe(**{**sections, "data": given}), folder / method, progress=False)
+        assert [check.why for check in failed(verify(folder / method))] == []
+
+
 def test_the_command_writes_predictions_and_loses_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_recipe(recipe(), folder / "run", progress=False)
     (folder / "new.csv").write_text("b,a\nm,2.5\nf,-2.5\n", encoding="utf8")
@@ -88,6 +99,66 @@ def test_the_command_writes_predictions_and_loses_nothing(folder: Path, capsys: 
     assert (folder / "new.csv").read_text().startswith("b,a")
 
 
+class Column(list[Any]):
+    """A column as pandas has them: a marker stands where a value is missing."""
+
+    def to_list(self) -> list[Any]:
+        return list(self)
+
+    def isna(self) -> Column:
+        return Column(value == "<missing>" for value in self)
+
+
+class Frame(dict[str, Any]):
+    @property
+    def columns(self) -> list[str]:
+        return list(self)
+
+    def to_numpy(self) -> Any:
+        raise AssertionError("columns of texts are no numbers")
+
+
+def test_a_data_frame_is_encoded_like_a_file(folder: Path) -> None:
+    run_recipe(recipe(), folder / "run", progress=False)
+    trained = load(folder / "run")
+    (folder / "new.csv").write_text("b,a\nm,2.5\nf,-2.5\n", encoding="utf8")
+    expected = trained.probabilities(folder / "new.csv")
+    columns = {"b": ["m", "f"], "other": [None, None], "a": [2.5, -2.5]}
+    for rows in (columns, Frame({name: Column(values) for name, values in columns.items()})):
+        assert torch.equal(trained.probabilities(rows), expected)
+        assert trained.predict(rows) == ["yes", "no"]
+    pandas = pytest.importorskip("pandas")
+    assert torch.equal(trained.probabilities(pandas.DataFrame(columns).convert_dtypes()), expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"a": [1.0]}, "there is no column 'b'"),
+        ({"a": [1.0, 2.0], "b": ["f"]}, "different lengths"),
+        ({"a": 1.0, "b": "f"}, "a list or an array of values"),
+        (Frame(a=Column(["<missing>"]), b=Column(["f"])), "a: no value"),
+        ({"a": [], "b": []}, "no row to predict"),
+        (torch.tensor([[float("nan"), 0.0, 1.0]]), "not finite"),
+        (3, "not a single number"),
+        (None, "a data frame or a path"),
+    ],
+)
+def test_rows_that_do_not_fit_are_not_predicted(rows: Any, said: str, folder: Path) -> None:
+    run_recipe(recipe(), folder / "run", progress=False)
+    with pytest.raises(InputError, match=said) as error:
+        load(folder / "run").predict(rows)
+    assert "spent" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"run"])
+def test_what_is_no_directory_or_no_module_is_not_loaded(wrong: Any, folder: Path) -> None:
+    with pytest.raises(InputError, match="give the directory of a run"):
+        load(wrong)
+    with pytest.raises(InputError, match="an instance of"):
+        load(folder, model=torch.nn.Linear)  # type: ignore[arg-type]
+
+
 def test_the_models_own_file_says_what_it_is(folder: Path) -> None:
     run_recipe(recipe(), folder / "run", progress=False)
     with safe_open(str(folder / "run" / "model.safetensors"), framework="pt") as file:
@@ -100,7 +171,7 @@ def test_the_models_own_file_says_what_it_is(folder: Path) -> None:
 def test_what_is_wrong_with_the_data_leaves_no_file(folder: Path) -> None:
     text = (folder / "visits.csv").read_text()
     (folder / "visits.csv").write_text(text + "\nsecret-value,f,no", encoding="utf8")
-    with pytest.raises(InputError, match=r"spent\. a: not a number") as error:
+    with pytest.raises(InputError, match=r"nothing was spent: visits\.csv: a: not a number") as error:
         run_recipe(recipe(), folder / "run", progress=False)
     assert "line 242" in error.value.private
     assert "secret-value" not in str(error.value)
@@ -149,5 +220,5 @@ def test_rows_may_be_arrays_lists_or_tables_and_must_fit(folder: Path) -> None:
     assert trained.predict(rows.double().numpy()) == trained.predict(rows.tolist()) == expected
     with pytest.raises(InputError, match=r"the model fails on rows of shape \(7,\)"):
         trained.predict(torch.zeros(2, 7))
-    with pytest.raises(InputError, match="rows must be numbers or a path, got a list"):
+    with pytest.raises(InputError, match="rows must be numbers, a data frame or a path, got a list"):
         trained.predict(["a.csv", "b.csv"])

@@ -18,7 +18,7 @@ import sordino
 from small_recipes import small_recipe
 from sordino import report
 from sordino.cli import main
-from sordino.errors import InputError
+from sordino.errors import InputError, SordinoError
 from sordino.release.ledger import read_chain
 from sordino.runs import verify as verifying
 from sordino.runs.closing import file_digest, result_digest
@@ -187,6 +187,23 @@ def test_a_pipe_or_a_device_in_the_directory_is_refused_before_it_is_read(forged
     (forged / name).symlink_to("/dev/zero")
     with pytest.raises(InputError, match="device"):
         verify(forged)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "recipe.toml", "metrics.jsonl", "result.json", "report.html"])
+def test_a_document_of_gigabytes_is_refused_before_it_is_read(forged: Path, name: str) -> None:
+    os.truncate(forged / name, 30 << 30)
+    with pytest.raises(InputError, match="larger than a gigabyte"):
+        verify(forged)
+    with pytest.raises(InputError, match="larger than a gigabyte"):
+        sordino.load(forged)
+
+
+def test_a_model_that_is_longer_than_its_header_says_is_not_read(forged: Path) -> None:
+    os.truncate(forged / "model.safetensors", 30 << 30)
+    verdict = verify(forged, only=("ledger", "result", "model"))
+    assert [check.name for check in failed(verdict)] == ["model"]
+    with pytest.raises(SordinoError, match="longer than its header says"):
+        sordino.load(forged)
 
 
 @pytest.mark.parametrize("name", ["model of another run", "weights of another run", "ε in result.json"])

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sordino: {_beyond_double(arguments, error)}", file=sys.stderr)
         return 2 if _computes(arguments) else 1
     except KeyboardInterrupt:
-        print("sordino: interrupted; a run with checkpoints can be continued with --resume", file=sys.stderr)
+        print(f"sordino: {_INTERRUPTED}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter reports an error
@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sordino: not enough memory", file=sys.stderr)
         return 1
     except Exception as error:
+        if _was_interrupted(error):
+            print(f"sordino: {_INTERRUPTED}", file=sys.stderr)
+            return 1
         if isinstance(error, RuntimeError) and "allocate" in str(error):  # torch's out-of-memory error
             print("sordino: not enough memory", file=sys.stderr)
             return 1
@@ -65,6 +68,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sordino: {_unforeseen(error)}", file=sys.stderr)
         _show_private(str(error))
         return 1
+
+
+_INTERRUPTED = "interrupted; a run with checkpoints can be continued with --resume"
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether a library made another error of a Ctrl-C: those in C do, while they are imported."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return False
 
 
 def _show_private(text: str) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sordino import checks
 from sordino.data.files import data_directory
-from sordino.data.tables import Table, read_table
+from sordino.data.tables import Table, frame_table, read_table
 from sordino.data.tabular import Encoding, Labels, Problems
 from sordino.data.types import Dataset
 from sordino.errors import InputError, did_you_mean
@@ -79,7 +79,17 @@ class Source:
         return None
 
     def read(self, data_dir: Path | None) -> Dataset:
-        """Train and test; the test split is empty if none is declared."""
+        """Train and test; the test split is empty if none is declared.
+
+        Raises:
+            InputError: a file does not fit. Nothing was spent, and the message says so.
+        """
+        try:
+            return self._read(data_dir)
+        except InputError as error:
+            raise error.within("nothing was spent") from error
+
+    def _read(self, data_dir: Path | None) -> Dataset:
         path = found(self.path, data_dir)
         inputs, targets, held = self.rows(path, labelled=True)
         assert targets is not None
@@ -139,7 +149,14 @@ class TableSource(Source):
         return read_table(path, self.kind)
 
     def rows(self, path: Path, *, labelled: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        table, encoding = self.table(path), self.encoding
+        return self._encoded(self.table(path), labelled)
+
+    def framed(self, frame: Any) -> Tensor:
+        """The rows of a data frame, or of a dict of columns, encoded like those of a file."""
+        return self._encoded(frame_table(frame), False)[0]
+
+    def _encoded(self, table: Table, labelled: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        path, encoding = table.path, self.encoding
         table.need([*encoding.columns, *([self.target] if labelled else [])])
         self._refuse_unknown(table, labelled)
         problems = Problems(str(path), table.lines)

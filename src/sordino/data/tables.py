@@ -20,6 +20,7 @@ _NOT_CSV = {
     b"\xd0\xcf\x11\xe0": _EXCEL,
     b"PAR1": 'a Parquet file: write name = "parquet"',
     b"SQLite format 3": "a database: export its table as CSV",
+    b"\x1f\x8b": "a compressed one: unpack it with gunzip",
 }
 """How files that are given instead of a CSV begin, and what they are."""
 
@@ -31,6 +32,7 @@ class Table:
     path: Path
     columns: Mapping[str, Sequence[object]]
     lines: Sequence[int]
+    named_by: str = "; the first line must name the columns"  # what is said where a column is missing
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -41,7 +43,7 @@ class Table:
             if name not in self.columns:
                 alone = " (there is only one: is data.delimiter right?)" if len(self.columns) == 1 else ""
                 raise InputError(
-                    f"{self.path}: there is no column {name!r}; the first line must name the columns{alone}",
+                    f"{self.path}: there is no column {name!r}{self.named_by}{alone}",
                     private=did_you_mean(name, self.columns),
                 )
 
@@ -84,8 +86,9 @@ def _csv(path: Path, delimiter: str) -> Table:
             if not row or (len(row) == 1 and not row[0].strip() and len(names) > 1):
                 continue
             if len(row) != len(names):
+                alone = " (the first has only one: is data.delimiter right?)" if len(names) == 1 else ""
                 raise InputError(
-                    f"{path}: a line has more or fewer fields than the first",
+                    f"{path}: a line has more or fewer fields than the first{alone}",
                     private=f"line {reader.line_num}: {len(row)} fields, the first line has {len(names)}",
                 )
             rows.append(row)
@@ -103,6 +106,30 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"{path}: the first line repeats a column name", private=f"it is {twice!r}")
+
+
+def frame_table(frame: Any) -> Table:
+    """A data frame (pandas, polars) or a dict of columns as a table; what pandas calls missing is missing.
+
+    Raises:
+        InputError: two columns have the same name, or their lengths differ.
+    """
+    where, names = Path("the data frame"), [str(name) for name in getattr(frame, "columns", frame)]
+    if len(set(names)) < len(names):
+        raise InputError(f"{where}: two columns have the same name")
+    columns = {name: _entries(frame[name]) for name in names if name in frame}
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) > 1:
+        raise InputError(f"{where}: its columns have different lengths")
+    return Table(where, columns, range(1, max(lengths, default=0) + 1), named_by="")
+
+
+def _entries(column: Any) -> list[Any]:
+    if isinstance(column, str) or not hasattr(column, "__len__"):
+        raise InputError("the data frame: each column must be a list or an array of values")
+    values = column.to_list() if hasattr(column, "to_list") else list(column)
+    missing = column.isna().to_list() if hasattr(column, "isna") else [False] * len(values)
+    return [None if gone else value for value, gone in zip(values, missing, strict=True)]
 
 
 def _arrow(path: Path, kind: str) -> Table:

@@ -69,11 +69,11 @@ class Problems:
             self.found.append(f"line {self.lines[row]}, {name or column}: {what}")
 
     def raise_any(self) -> None:
-        """InputError with the kinds of problems; nothing was spent."""
+        """InputError with the kinds of problems, if there are any."""
         if self.count:
             more = f"; and {self.count - len(self.found)} more" if self.count > len(self.found) else ""
             raise InputError(
-                f"{self.where}: nothing was spent. {'; '.join(list(self.kinds)[:_SHOWN])}",
+                f"{self.where}: {'; '.join(list(self.kinds)[:_SHOWN])}",
                 private=f"{'; '.join(self.found)}{more}",
             )
 

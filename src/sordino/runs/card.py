@@ -198,7 +198,9 @@ def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
 
 
 def _bullets(values: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {key.replace('_', ' ')}: {'–' if v is None else v}" for key, v in values.items())
+    """A list; hashes are code, which a narrow page may break anywhere."""
+    shown = {key: "–" if v is None else f"`{v}`" if key.endswith("_sha256") else v for key, v in values.items()}
+    return "\n".join(f"- {key.replace('_', ' ')}: {v}" for key, v in shown.items())
 
 
 def _sampling(fields: Mapping[str, Any]) -> str:

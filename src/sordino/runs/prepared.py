@@ -36,6 +36,7 @@ from sordino.runs.build import (
     settings_of,
 )
 from sordino.runs.recipe import Recipe
+from sordino.runs.words import NO_OWNERS
 from sordino.runs.work import Work
 from sordino.training.callbacks import Callback
 from sordino.training.fit import train, train_without_noise
@@ -105,11 +106,7 @@ class Prepared:
         """The private rows with the plan's unit of privacy as their record."""
         users = self.dataset.users if self.plan.unit == "user" else None
         if self.plan.unit == "user" and users is None:
-            raise Refused(
-                'privacy.unit = "user", but the rows have no owners: name the column or array with their ids '
-                'in [data], user = "…" (csv, parquet, hf, npz; images: a regular expression for names of files), or '
-                'have your function return "users"'
-            )
+            raise Refused(NO_OWNERS)
         return unit_dataset(self.plan, self.dataset.train, users)
 
     def without_noise(self) -> Result:

@@ -36,6 +36,7 @@ from sordino.errors import InputError, Refused, did_you_mean
 from sordino.plan.contribution import Augmentation
 from sordino.runs.declaration import DeclarationSection
 from sordino.runs.overrides import with_overrides
+from sordino.runs.ranges import check_numbers
 from sordino.runs.words import check_words
 
 
@@ -256,6 +257,7 @@ class Recipe:
         check_words(parsed, {name: _own_keys(kind) for name, kind in sections.items()})
         if not allow_code:
             _refuse_code(parsed["data"], parsed["model"])
+        check_numbers(parsed)
         recipe = cls(**parsed)
         method = registry.method_class(recipe.method.name, "method.name")
         if recipe.train.lr is None and not method.holds_update and "lr" not in recipe.method.options:

@@ -11,6 +11,7 @@ that are predicted have no protection here.
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino import data, features
+from sordino.checks import brief
 from sordino.data.arrays import NpzSource
-from sordino.data.own import Source
+from sordino.data.own import Source, TableSource
 from sordino.errors import InputError, SordinoError
 from sordino.features.private import Normaliser
 from sordino.files import require_regular, write_atomically
@@ -43,6 +45,7 @@ from sordino.training.state import load_model
 CHUNK = 1024
 LARGEST = 1 << 28  # numbers in one record
 _TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+Rows = Tensor | npt.NDArray[Any] | Mapping[str, Any] | Path | str
 MADE_BY = "sordino.train"
 """The value of [run] made_by in a directory whose model is the caller's module."""
 
@@ -90,22 +93,24 @@ class Trained:
             raise InputError("this run does not describe files of rows: give the rows as a tensor to predict(rows)")
         return self.source.rows(Path(path), labelled=False)[0]
 
-    def probabilities(self, rows: Tensor | npt.NDArray[Any] | Path | str) -> Tensor:
+    def probabilities(self, rows: Rows) -> Tensor:
         """The model's probability of each class.
 
         Args:
-            rows: The rows as a tensor or an array, or the file that contains them.
+            rows: The rows as a tensor or an array; a data frame or a dict of columns, if the run was trained on a
+                table; or the file that contains them.
 
         Returns:
             (rows, classes): the mean of the softmax over the draws of companions, if the model has companions.
         """
         return self._answers(rows)[0]
 
-    def predict(self, rows: Tensor | npt.NDArray[Any] | Path | str) -> list[Any]:
+    def predict(self, rows: Rows) -> list[Any]:
         """The label of each row.
 
         Args:
-            rows: The rows as a tensor or an array, or the file that contains them.
+            rows: The rows as a tensor or an array; a data frame or a dict of columns, if the run was trained on a
+                table; or the file that contains them.
 
         Returns:
             One label per row; its number if the classes have no names.
@@ -113,8 +118,8 @@ class Trained:
         chosen = self._answers(rows)[1].tolist()
         return [self.labels[one] for one in chosen] if self.labels is not None else chosen
 
-    def _answers(self, rows: Tensor | npt.NDArray[Any] | Path | str) -> tuple[Tensor, Tensor]:
-        inputs = self.read(rows) if isinstance(rows, Path | str) else _tensor(rows)
+    def _answers(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        inputs = self._inputs(rows)
         shares, chosen = [], []
         with torch.no_grad():
             for part in torch.split(inputs, CHUNK):
@@ -129,6 +134,15 @@ class Trained:
             raise InputError("there is no row to predict")
         return torch.cat(shares), torch.cat(chosen)
 
+    def _inputs(self, rows: Any) -> Tensor:
+        if isinstance(rows, Path | str):
+            return self.read(rows)
+        table = isinstance(rows, Mapping) or (hasattr(rows, "columns") and hasattr(rows, "to_numpy"))
+        values = self.source.framed(rows) if table and isinstance(self.source, TableSource) else _tensor(rows)
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            raise InputError("some rows have values that are not finite (NaN or infinite): nothing was predicted")
+        return values
+
     def _draws(self, part: Tensor) -> list[Tensor]:
         if self.through is not None:
             return [self.through(part)[None]]
@@ -138,13 +152,13 @@ class Trained:
 
 def _tensor(rows: Any) -> Tensor:
     """Rows as a tensor; arrays, lists and tables of numbers are converted, double precision to single."""
-    if isinstance(rows, Tensor):
-        return rows
     try:
-        values = torch.as_tensor(np.asarray(rows))
+        values = rows if isinstance(rows, Tensor) else torch.as_tensor(np.asarray(rows))
     except (TypeError, ValueError) as error:
-        raise InputError(f"rows must be numbers or a path, got a {type(rows).__name__}") from error
-    return values.float() if values.dtype == torch.float64 else values
+        raise InputError(f"rows must be numbers, a data frame or a path, got a {type(rows).__name__}") from error
+    if not values.dim():
+        raise InputError("rows must be a list of rows, not a single number")
+    return values.float() if values.dtype == torch.float64 and not isinstance(rows, Tensor) else values
 
 
 def load(
@@ -169,6 +183,10 @@ def load(
         InputError: a file is missing or does not fit.
         Refused: the recipe names code, and `allow_code` is not given.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"give the directory of a run, not {brief(folder)}")
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(f"model = {brief(model)}: give the module itself, an instance of torch.nn.Module")
     folder = Path(folder)
     if not (folder / "result.json").is_file():
         what = "contains no finished run: there is no result.json" if folder.is_dir() else "is not a directory"

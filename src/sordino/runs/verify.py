@@ -41,7 +41,8 @@ RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
 _FILES = (RECIPE, LEDGER, METRICS, MODEL, RESULT, REPORT)
 PUBLISHED = ("histogram.json", "pictures.json", "statistics.safetensors", "projection.safetensors")
 """Files that only some runs have, and that a report or `sordino.load` reads: they must be in the result's list."""
-_EXPECTED = (SordinoError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+_EXPECTED = (SordinoError, OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError,
+             MemoryError)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sordino import nets, registry
 from sordino.checks import ACCOUNTANTS, RELATIONS, SAMPLERS
 from sordino.data.catalogue import catalogue
 from sordino.data.words import SOURCE_KEYS
-from sordino.errors import InputError, did_you_mean
+from sordino.errors import InputError, Refused, did_you_mean
 from sordino.features.words import OPTIONS as FEATURES
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ CLIPPINGS: Mapping[str, tuple[str, ...]] = {
 }
 REFUSED_CLIPPINGS = ("p-averaged", "p_averaged", "microbatch")
 """Known names that are refused with a reason (sordino.clipping)."""
+NO_OWNERS = (
+    'privacy.unit = "user", but the rows have no owners: name the column or array with their ids in [data], '
+    'user = "…" (csv, parquet, hf, npz; images: a regular expression for names of files), or have your function '
+    'return "users"'
+)
 
 _COMMON = ("weight_decay", "maximize", "foreach", "differentiable")
 _ADAM = (*_COMMON, "betas", "eps", "capturable")
@@ -63,6 +68,7 @@ def check_words(sections: Mapping[str, Any], keys: Mapping[str, Collection[str]]
 
     Raises:
         InputError: a name or a key is unknown; the message names the nearest known one and lists all.
+        Refused: users are to be the unit, but the rows have none.
     """
     method = sections.get("method")
     name = registry.default() if method is None else method.name
@@ -83,6 +89,15 @@ def check_words(sections: Mapping[str, Any], keys: Mapping[str, Collection[str]]
     _known("privacy.unit", privacy.unit, UNITS)
     if privacy.relation is not None:
         _known("privacy.relation", privacy.relation, RELATIONS)
+    if privacy.unit == "user" and not _has_owners(sections["data"]):
+        raise Refused(NO_OWNERS)
+
+
+def _has_owners(section: DataSection) -> bool:
+    """Whether its rows may have owners: those of the catalogue have none, those of files need the key `user`."""
+    if section.name in SOURCE_KEYS:
+        return "user" in section.options or "user" not in SOURCE_KEYS[section.name]
+    return ":" in section.name
 
 
 def _known(key: str, name: str, known: Iterable[str], also: str = "") -> None:

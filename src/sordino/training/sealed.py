@@ -134,6 +134,7 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         Damaged: a byte differs from what was written, or it is not such a file.
         OSError: it can't be read.
     """
+    _require_length(path)
     content = path.read_bytes()
     try:
         metadata = _metadata(content)
@@ -150,6 +151,20 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     elif set(metadata) - {"sordino"} or "format" in document:
         raise Damaged(f"{path} is damaged: its checksum is missing")
     return tensors, document
+
+
+def _require_length(path: Path) -> None:
+    """Refuses a file that is longer than its header says before its content is read: it may be of any size."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(min(length, 1 << 28))
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__"]
+        longer = path.stat().st_size > 8 + length + max(ends, default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged, or not a file of sordino: {error}") from error
+    if longer:
+        raise Damaged(f"{path} is damaged: it is longer than its header says")
 
 
 def _metadata(content: bytes) -> dict[str, Any]:

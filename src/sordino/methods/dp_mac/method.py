@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from sordino import checks
 from sordino.clipping import FlatClip
+from sordino.data import published
 from sordino.errors import InputError, Refused
 from sordino.methods.dp_mac.recipe import read
 from sordino.methods.dp_mac.run import MacWork, restored
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
     from sordino.runs.recipe import Recipe
 
+_ANY_SHAPE = ((1,), 2)
+"""A shape and classes for plans, which depend on the number of layers only."""
+
 
 @dataclass(frozen=True)
 class DPMAC(Method):
@@ -42,6 +46,7 @@ class DPMAC(Method):
         "the adversary sees every noisy vector of Taylor coefficients that was released, hence every iterate and the "
         "final model; the auxiliary coordinates are never released"
     )
+    bounded_by: ClassVar[str] = "its coefficients are computed from it and the released weights, and scaled: see below"
     reads_own_data: ClassVar[bool] = True
 
     @classmethod
@@ -85,7 +90,9 @@ class DPMAC(Method):
 
     @classmethod
     def from_recipe(cls, request: Request) -> Plan:
-        return read(request.recipe).plan
+        public = published(request.recipe.data)
+        unknown = public.shape is None or public.classes is None  # arrays, or a function: known once they are read
+        return read(request.recipe, known=_ANY_SHAPE if unknown else None).plan
 
     @classmethod
     def work(cls, recipe: Recipe, data_dir: Path | None, progress: bool | None) -> MacWork:
