@@ -44,6 +44,11 @@ def test_public_constants_are_given_and_never_read_off_the_data(missing: str) ->
         PrivateLogisticRegression(**{**PUBLIC, missing: None}).fit(X, Y)
 
 
+def test_classes_may_be_a_set() -> None:
+    fitted = PrivateLogisticRegression(**{**PUBLIC, "classes": {"yes", "no"}}).fit(X, Y)
+    assert fitted.classes_.tolist() == ["no", "yes"]
+
+
 def test_a_label_that_is_not_public_is_refused_without_its_name() -> None:
     with pytest.raises(ValueError, match="not in classes") as error:
         PrivateLogisticRegression(**PUBLIC).fit(X, np.where(X[:, 0] > 1.9, "secret", Y))

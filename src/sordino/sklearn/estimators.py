@@ -7,7 +7,7 @@ there is none (`guarantee_` is None); with a `random_state` it does not hold aga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import pairwise
 from typing import Any, Self
 
@@ -160,7 +160,8 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _classes(self, y: Array) -> Array:
         if self.classes is None and not self.public_data:
             raise ValueError(_MISSING.format(name="classes", what="the list of labels"))
-        found = np.unique(y if self.classes is None else np.asarray(self.classes))
+        given = list(self.classes) if isinstance(self.classes, Set) else self.classes
+        found = np.unique(y if given is None else np.asarray(given))
         if len(found) < 2:
             raise ValueError(f"{type(self).__name__} needs at least two classes, and there is 1 class")
         return found
