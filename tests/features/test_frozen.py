@@ -106,6 +106,21 @@ def test_a_picture_and_its_mirror_image_may_have_the_same_features(image_model: 
         build({**spec, "mirror": 1}, image_model)
 
 
+def test_features_of_an_image_may_be_raised_to_a_power_from_the_same_cache(image_model: Path, tmp_path: Path) -> None:
+    spec = {"name": "efficientnet-lite0", "resolution": 32}
+    plain, root = build(spec, image_model), build({**spec, "power": 0.5}, image_model)
+    assert (plain(IMAGES) >= 0).all()
+    assert torch.allclose(root(IMAGES), plain(IMAGES).sqrt())
+    plain.cached(IMAGES, tmp_path)
+    assert torch.allclose(root.cached(IMAGES, tmp_path), root(IMAGES))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    scaled = build({**spec, "power": 0.5, "normalise": "record"}, image_model)(IMAGES)
+    assert torch.allclose(scaled.norm(dim=1), torch.ones(3))
+    for wrong in (-1, True, "half"):
+        with pytest.raises(InputError, match="power must be a number"):
+            build({**spec, "power": wrong}, image_model)
+
+
 def test_other_weights_never_read_an_old_cache(image_model: Path, tmp_path: Path) -> None:
     (tmp_path / "efficientnet-lite0").mkdir()
     torch.save({}, tmp_path / "efficientnet-lite0/efficientnet-lite0-2.pth")

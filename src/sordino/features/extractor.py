@@ -45,6 +45,7 @@ class Extractor:
         frequencies: The number of lowest frequencies kept of each map; None: all. Applied after the cache.
         whiten: The exponent of the whitening from synthetic images (sordino.features.synthetic); None: no whitening.
         alone: Whether each record's own mean is subtracted and the record scaled to length one.
+        power: The exponent of the features of a published network, which are not negative. Applied after the cache.
         mirrored: Whether features of a published network are the mean of those of an image and of its mirror image.
         data_dir: Where the published networks are.
     """
@@ -54,6 +55,7 @@ class Extractor:
     frequencies: int | None = None
     whiten: float | None = None
     alone: bool = False
+    power: float = 1.0
     mirrored: bool = False
     data_dir: Path | None = None
 
@@ -114,6 +116,8 @@ class Extractor:
         if self.whiten is not None:
             plain = replace(self, whiten=None)
             return self._whitening(plain, tuple(shape), folder)(plain._last(maps, shape, folder))
+        if self.power != 1:
+            maps = maps**self.power
         if self.alone:
             return record_normalise(maps)
         return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
@@ -209,11 +213,13 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
         _yes("upright", full.get("upright", False), name)
     if name == "word-bag":
         _check_bag(full, data_dir)
+    power = 1.0
     if name in _PUBLISHED:
+        power = full.pop("power", 1.0)
         _check_published(name, full)
         folder, pattern, get = _PUBLISHED[name]
         full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
-    return Extractor(full, frequencies=frequencies, whiten=whiten, alone=alone, mirrored=mirrored, data_dir=data_dir)
+    return Extractor(full, 4096, frequencies, whiten, alone, power, mirrored, data_dir)
 
 
 def _check_bag(spec: dict[str, Any], data_dir: Path | None) -> None:
