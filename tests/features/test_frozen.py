@@ -94,6 +94,33 @@ def test_the_cache_is_in_parts_so_that_a_killed_run_goes_on(
     assert torch.equal(extract.cached(IMAGES, tmp_path), features)
 
 
+def test_a_picture_and_its_mirror_image_may_have_the_same_features(image_model: Path, tmp_path: Path) -> None:
+    spec = {"name": "efficientnet-lite0", "resolution": 32}
+    plain, both = build(spec, image_model), build({**spec, "mirror": True}, image_model)
+    assert torch.allclose(both(IMAGES), (plain(IMAGES) + plain(IMAGES.flip(-1))) / 2)
+    assert torch.allclose(both(IMAGES), both(IMAGES.flip(-1)), atol=1e-5)
+    plain.cached(IMAGES, tmp_path)
+    assert torch.allclose(both.cached(IMAGES, tmp_path), both(IMAGES))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2  # the features of the pictures themselves were there
+    with pytest.raises(InputError, match="mirror must be true or false"):
+        build({**spec, "mirror": 1}, image_model)
+
+
+def test_features_of_an_image_may_be_raised_to_a_power_from_the_same_cache(image_model: Path, tmp_path: Path) -> None:
+    spec = {"name": "efficientnet-lite0", "resolution": 32}
+    plain, root = build(spec, image_model), build({**spec, "power": 0.5}, image_model)
+    assert (plain(IMAGES) >= 0).all()
+    assert torch.allclose(root(IMAGES), plain(IMAGES).sqrt())
+    plain.cached(IMAGES, tmp_path)
+    assert torch.allclose(root.cached(IMAGES, tmp_path), root(IMAGES))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    scaled = build({**spec, "power": 0.5, "normalise": "record"}, image_model)(IMAGES)
+    assert torch.allclose(scaled.norm(dim=1), torch.ones(3))
+    for wrong in (-1, True, "half"):
+        with pytest.raises(InputError, match="power must be a number"):
+            build({**spec, "power": wrong}, image_model)
+
+
 def test_other_weights_never_read_an_old_cache(image_model: Path, tmp_path: Path) -> None:
     (tmp_path / "efficientnet-lite0").mkdir()
     torch.save({}, tmp_path / "efficientnet-lite0/efficientnet-lite0-2.pth")

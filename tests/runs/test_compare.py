@@ -136,6 +136,28 @@ def test_what_is_there_is_collected_and_nothing_is_run(suite: Path, tmp_path: Pa
     assert json.loads((out / "compare.json").read_text())["planned"] == 5
 
 
+def test_runs_of_an_earlier_result_are_taken_from_it_if_nothing_differs(
+    suite: Path, tmp_path: Path, here: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Suite.read(suite)
+    before = run_suite(replace(whole, methods=whole.methods[:2]), tmp_path / "one", command="sordino compare")
+    before["runs"][0]["commit"] = "abc"
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps(before))
+    suite.write_text(SUITE.replace('"train.lr=0.8"', '"train.lr=0.9"'))
+    assert main(["compare", str(suite), "--earlier", str(path), "--out", str(tmp_path / "two")]) == 0
+    assert len(here) == 4 + 2
+    assert {name.split("-")[0] for name in here[4:]} == {"fast", "open"}  # another step size, and what was not there
+    again = json.loads((tmp_path / "two" / "compare.json").read_text())
+    assert again["complete"]
+    same = [run for run in before["runs"] if (run["method"], run["target_epsilon"]) != ("fast", 3.0)]
+    assert [run for run in again["runs"] if run in same] == same  # each with its own commit
+    for key, value in (("torch", "1.0"), ("insecure_seeds", False)):
+        other = before | {"environment": {"torch": value}} if key == "torch" else before | {key: value}
+        with pytest.raises(InputError, match=key):
+            run_suite(whole, tmp_path / "three", command="sordino compare", earlier=other)
+
+
 def test_a_run_is_a_process_of_its_own_and_one_that_dies_is_told(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

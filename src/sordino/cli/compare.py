@@ -49,6 +49,9 @@ def add(commands: Commands) -> None:
         "--jobs", type=int, default=1, metavar="N", help="runs at a time, each on one core (default: 1)"
     )
     parser.add_argument("--collect", action="store_true", help="run nothing; write the result of the finished runs")
+    parser.add_argument(
+        "--earlier", type=Path, metavar="COMPARE.json", help="runs with the same settings are taken from this result"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/NAME-compare")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_code(parser)
@@ -57,17 +60,18 @@ def add(commands: Commands) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from sordino.runs.compare import PAGE, RESULT, run_suite
+    from sordino.runs.compare import PAGE, RESULT, read_result, run_suite
     from sordino.runs.compare_suite import Suite
 
     if arguments.suite.suffix == ".json":
         return _page(arguments)
     suite = _chosen(Suite.read(arguments.suite, allow_code=arguments.allow_code), arguments)
     out = arguments.out or Path("runs") / f"{arguments.suite.stem}-compare"
+    earlier = read_result(arguments.earlier) if arguments.earlier else None
     with _shown(arguments) as show:
         document = run_suite(
             suite, out, command=_command(arguments), jobs=arguments.jobs, data_dir=arguments.data_dir, show=show,
-            collect=arguments.collect,
+            collect=arguments.collect, earlier=earlier,
         )  # fmt: skip
     failed = [run for run in document["runs"] if "error" in run]
     rows = {"result": str(out / RESULT), "page": str(out / PAGE)}
@@ -121,6 +125,7 @@ def _command(arguments: argparse.Namespace) -> str:
     for flag in ("epsilon", "seeds", "only"):
         values = getattr(arguments, flag)
         words += [f"--{flag}", *(f"{v:g}" if isinstance(v, float) else str(v) for v in values)] if values else []
+    words += ["--earlier", arguments.earlier.as_posix()] if arguments.earlier else []
     return shlex.join(words)
 
 

@@ -45,6 +45,8 @@ class Extractor:
         frequencies: The number of lowest frequencies kept of each map; None: all. Applied after the cache.
         whiten: The exponent of the whitening from synthetic images (sordino.features.synthetic); None: no whitening.
         alone: Whether each record's own mean is subtracted and the record scaled to length one.
+        power: The exponent of the features of a published network, which are not negative. Applied after the cache.
+        mirrored: Whether features of a published network are the mean of those of an image and of its mirror image.
         data_dir: Where the published networks are.
     """
 
@@ -53,12 +55,18 @@ class Extractor:
     frequencies: int | None = None
     whiten: float | None = None
     alone: bool = False
+    power: float = 1.0
+    mirrored: bool = False
     data_dir: Path | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return (
-            _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs), inputs.shape[1:], None)
-        )
+        if self.spec["name"] == "none":
+            return _numbers(inputs)
+        return self._last(self._both(self._maps, inputs), inputs.shape[1:], None)
+
+    def _both(self, maps: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """The features, or their mean with those of the mirror images."""
+        return (maps(inputs) + maps(inputs.flip(-1))) / 2 if self.mirrored else maps(inputs)
 
     def _maps(self, inputs: Tensor) -> Tensor:
         function = self._function()
@@ -108,6 +116,8 @@ class Extractor:
         if self.whiten is not None:
             plain = replace(self, whiten=None)
             return self._whitening(plain, tuple(shape), folder)(plain._last(maps, shape, folder))
+        if self.power != 1:
+            maps = maps**self.power
         if self.alone:
             return record_normalise(maps)
         return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
@@ -128,11 +138,15 @@ class Extractor:
         if self.spec["name"] == "none":
             return _numbers(inputs)
         if self.spec["name"] in _PUBLISHED:
+
+            def kept(rows: Tensor) -> Tensor:
+                return cached(self._maps, self.spec, rows, folder)
+
             out = []
             for start in range(0, max(len(inputs), 1), PART):
                 if say is not None:
                     say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
-                out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
+                out.append(self._both(kept, inputs[start : start + PART]))
             return self._last(torch.cat(out), inputs.shape[1:], folder)
         if self.spec["name"] == "word-bag":
             return self._words(inputs, folder)
@@ -176,6 +190,7 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
     full = {"name": name, **{key: value for key, value in known.items() if value is not None}, **given}
     frequencies, whiten = full.pop("frequencies", None), full.pop("whiten", None)
     alone = name in _PUBLISHED and _of_record(full.pop("normalise", "none"))
+    mirrored = name in _PUBLISHED and _yes("mirror", full.pop("mirror", False), name)
     if name == "scattering":
         Scattering2D(full["J"], full["L"])
         if full["normalise"] not in _NORMALISE:
@@ -195,15 +210,16 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
             raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
     if name == "patches":
         Patches(**{key: full[key] for key in _PATCHES})
-        if not isinstance(full.get("upright", False), bool):
-            raise InputError(f"features 'patches': upright must be true or false, not {full['upright']!r}")
+        _yes("upright", full.get("upright", False), name)
     if name == "word-bag":
         _check_bag(full, data_dir)
+    power = 1.0
     if name in _PUBLISHED:
+        power = full.pop("power", 1.0)
         _check_published(name, full)
         folder, pattern, get = _PUBLISHED[name]
         full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
-    return Extractor(full, frequencies=frequencies, whiten=whiten, alone=alone, data_dir=data_dir)
+    return Extractor(full, 4096, frequencies, whiten, alone, power, mirrored, data_dir)
 
 
 def _check_bag(spec: dict[str, Any], data_dir: Path | None) -> None:
@@ -214,6 +230,12 @@ def _check_bag(spec: dict[str, Any], data_dir: Path | None) -> None:
         if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level <= 1:
             raise InputError(f"features 'word-bag': ranks must be a number above 0, at most 1, not {level!r}")
         spec["words"] = sha256_of_file(glove_file(data_directory(data_dir)))
+
+
+def _yes(key: str, value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"features {name!r}: {key} must be true or false, not {value!r}")
+    return value
 
 
 def _of_record(normalise: str) -> bool:

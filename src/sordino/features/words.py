@@ -28,6 +28,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "whiten": None,
     },
     "word-bag": {"dimensions": 8192, "power": 0.0, "ranks": None},
-    "efficientnet-lite0": {"resolution": 128, "normalise": None},
+    "efficientnet-lite0": {"resolution": 128, "mirror": None, "power": None, "normalise": None},
     "minilm": {"tokens": 128, "normalise": None},
 }

@@ -38,6 +38,7 @@ from sordino.runs.compare_suite import KINDS, Job, Suite
 from sordino.runs.origin import origin
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
+from sordino.runs.results import environment
 from sordino.runs.sweep import plan_of
 from sordino.shown import up
 
@@ -54,6 +55,7 @@ def run_suite(
     data_dir: Path | None = None,
     show: Shown | None = None,
     collect: bool = False,
+    earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs a suite.
 
@@ -65,6 +67,7 @@ def run_suite(
         data_dir: Where the datasets are.
         show: Called with the document at the start and after every run.
         collect: Run nothing; the result contains the runs that exist, and says how many are missing.
+        earlier: An earlier result (`read_result`): its runs with the same settings are taken from it.
 
     Returns:
         The content of compare.json, which is also written.
@@ -79,7 +82,8 @@ def run_suite(
     _refuse_others(out, recipes)
     about = origin(command)
     make_folder(out / "runs")
-    outcomes = {job: found for job in recipes if (found := _outcome(out, job)) is not None}
+    outcomes = {} if earlier is None else taken(earlier, suite, recipes)
+    outcomes |= {job: found for job in recipes if (found := _outcome(out, job)) is not None}
     document = result_of(suite, recipes, outcomes, about)
     if show is not None:
         show(document)
@@ -146,6 +150,27 @@ def _outcome(out: Path, job: Job) -> dict[str, Any] | None:
         return None
     found = read_json(path, "an outcome")
     return None if "error" in found else found
+
+
+def taken(earlier: Mapping[str, Any], suite: Suite, recipes: Mapping[Job, Recipe]) -> dict[Job, dict[str, Any]]:
+    """The outcomes in an earlier result whose method, settings, ε and seed are those of a run here.
+
+    Each keeps the commit that made it. The version of torch is stated once for a result, so it must be the same.
+    """
+    theirs, here = earlier["environment"].get("torch"), environment()["torch"]
+    if theirs != here:
+        raise InputError(f"the earlier result was made with torch {theirs}, and here is {here}: run it again")
+    if earlier.get("insecure_seeds") != suite.insecure_seeds:
+        raise InputError("the earlier result and the suite differ in insecure_seeds: run it again")
+    settings = {one["name"]: (one["kind"], one["settings"]) for one in earlier["methods"]}
+    made = {(run["method"], run["target_epsilon"], run["seed"]): run for run in earlier["runs"] if "error" not in run}
+    found = {}
+    for job, recipe in recipes.items():
+        name, kind, aim = job.method.name, job.method.kind, None if job.method.kind == "plain" else job.epsilon
+        run, (same, known) = made.get((name, aim, job.seed)), settings.get(name, (None, {}))
+        if run is not None and same == kind and known.get(up(job.epsilon)) == _settings(recipe):
+            found[job] = {k: v for k, v in run.items() if k not in ("method", "target_epsilon", "seed")}
+    return found
 
 
 def _refuse_others(out: Path, recipes: Mapping[Job, Recipe]) -> None:
