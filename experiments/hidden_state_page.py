@@ -1,4 +1,4 @@
-"""Writes the table of experiments/results/hidden_state.json into docs/hidden_state.md, between its two markers.
+"""Writes the tables of hidden_state.json and hidden_table1.json into docs/hidden_state.md, between their markers.
 
 python experiments/hidden_state_page.py
 """
@@ -9,10 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pages
+
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "hidden_state.md", ROOT / "experiments" / "results" / "hidden_state.json"
 BEGIN, END = "<!-- table: experiments/hidden_state_page.py -->", "<!-- end of table -->"
-NAMES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
+TABLE1 = ROOT / "experiments" / "results" / "hidden_table1.json"
+NAMES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
 def table(document: dict[str, Any]) -> str:
@@ -38,8 +41,28 @@ def filled(page: str, document: dict[str, Any]) -> str:
     return f"{before}{BEGIN}\n\n{table(document)}\n\n{END}{after}"
 
 
+def table1() -> dict[str, str]:
+    """The block of the paper's Table 1: every row with its relation, the published value and the noise."""
+    document = json.loads(TABLE1.read_text(encoding="utf8"))
+    lines = []
+    for row in document["table"]:
+        runs = [r for r in document["runs"].values() if all(r[key] == row[key] for key in ("dataset", "column"))]
+        spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
+        lines.append(
+            [
+                NAMES[row["dataset"]], row["column"].removesuffix(", replace-one"), row["relation"],
+                f"{100 * row['mean']:.2f}{spread} ({row['seeds']})",
+                "" if row["published"] is None else f"*{row['published']:.2f}*",
+                f"{runs[0]['steps']:,}", f"{runs[0]['noise_multiplier']:.2f}",
+            ]
+        )  # fmt: skip
+    head = ["data", "method", "relation", "test accuracy, % (seeds)", "*paper*", "steps", "noise multiplier"]
+    return {"table 1": pages.table(head, lines)}
+
+
 def main() -> int:
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf8"), json.loads(RESULTS.read_text())), encoding="utf8")
+    page = filled(PAGE.read_text(encoding="utf8"), json.loads(RESULTS.read_text()))
+    PAGE.write_text(pages.filled(page, table1()) if TABLE1.exists() else page, encoding="utf8")
     return 0
 
 

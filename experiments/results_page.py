@@ -92,7 +92,9 @@ def accuracies(document: Document) -> str:
     """The `table` of a file: for each setting the accuracy, its standard deviation and the number of seeds."""
     rows = document["table"]
     names = [
-        key for key in ("column", "arm", "method", "share", "target_epsilon", "epsilon") if any(key in r for r in rows)
+        key
+        for key in ("dataset", "column", "relation", "arm", "method", "share", "target_epsilon", "epsilon")
+        if any(key in r for r in rows)
     ]
     if "target_epsilon" in names and "epsilon" in names:
         names.remove("epsilon")

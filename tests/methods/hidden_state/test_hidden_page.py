@@ -1,25 +1,24 @@
-"""docs/hidden_state.md shows the result file; the schedule that raises the noise at the end."""
+"""docs/hidden_state.md shows the result files; the schedule that raises the noise at the end."""
 
 from __future__ import annotations
 
 import json
 import math
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scripts import experiment
 from sordino.methods.hidden_state.schedules import closing
 
-ROOT = Path(__file__).parents[3]
 
-
-def test_the_page_shows_the_result_file() -> None:
-    results = ROOT / "experiments" / "results" / "hidden_state.json"
-    page = (ROOT / "docs" / "hidden_state.md").read_text(encoding="utf8")
-    filled = runpy.run_path(str(ROOT / "experiments" / "hidden_state_page.py"))["filled"]
-    assert filled(page, json.loads(results.read_text())) == page, "run experiments/hidden_state_page.py"
+def test_the_page_shows_the_result_files() -> None:
+    made = experiment("hidden_state_page")
+    page = made.PAGE.read_text(encoding="utf8")
+    assert made.filled(page, json.loads(made.RESULTS.read_text())) == page, "run experiments/hidden_state_page.py"
+    if made.TABLE1.exists():
+        assert "<!-- table 1 -->" in page
+        assert made.pages.filled(page, made.table1()) == page, "run experiments/hidden_state_page.py"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 30, 1000, 40000])

@@ -1,0 +1,49 @@
+"""Table 1 of Ye & Shokri: the plans have the settings of the appendix, and the table is that of the runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sordino import data
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "experiments"))
+
+import hidden_table1 as script  # noqa: E402
+
+
+def test_the_plans_have_the_settings_of_the_appendix() -> None:
+    plain = script.dpsgd_plan("cifar10", "DP-SGD, clipped gradients", 0, 50_000)
+    assert (plain.steps, plain.divisor, plain.relation) == (366, 8192, "add-remove")
+    control = script.dpsgd_plan("cifar10", "DP-SGD, clipped gradients, replace-one", 0, 50_000)
+    hidden = script.dynamics_plan("cifar10", 0, 50_000, 2187)
+    assert (hidden.steps, hidden.divisor) == (2400, 2048)
+    assert control.relation == hidden.relation == "replace-one"
+    for plan in (plain, control, hidden):
+        assert 2.99 < plan.guarantee().epsilon <= 3.0
+
+
+def test_no_gradient_of_clipped_features_is_clipped() -> None:
+    rows = script.clipped(data.Split(100 * torch.randn(64, 20), torch.randint(0, 10, (64,))))
+    bound = script.dpsgd_plan("fashion-mnist", "DP-SGD, clipped features", 0, 60_000).clipping.clip_norm
+    scores = torch.randn(64, 10)
+    errors = torch.softmax(50 * scores, 1) - torch.nn.functional.one_hot(rows.targets, 10)
+    lengths = errors.norm(dim=1) * (rows.inputs.square().sum(1) + 1).sqrt()
+    assert lengths.max() <= bound * (1 + 1e-6)
+
+
+def test_a_row_is_the_mean_over_its_seeds() -> None:
+    runs = {
+        str(seed): {"dataset": "cifar10", "column": "dynamics", "relation": "replace-one", "accuracy": accuracy}
+        for seed, accuracy in enumerate((0.6, 0.7))
+    }
+    (row,) = script.table(runs)
+    assert (row["mean"], row["seeds"], row["published"]) == (pytest.approx(0.65), 2, 69.30)
+    if script.PATH.exists():
+        document = json.loads(script.PATH.read_text(encoding="utf8"))
+        assert document["table"] == script.table(document["runs"])
