@@ -36,8 +36,8 @@ class Answers:
             return
         x = x.detach() != 0
         decisive = spread(label, x.shape, rows)[(x if name == "any" else ~x).cpu()]
-        own = decisive[(decisive >= 0) & (decisive < self.real)].unique()
-        if not len(decisive) or bool((decisive < 0).any()) or len(own) > 1:
+        own = decisive[(decisive >= 0) & (decisive < self.real)]
+        if not len(decisive) or bool((decisive < 0).any()) or (len(own) > 1 and int(own.min()) < int(own.max())):
             self._steady[id(out[0])] = weakref.ref(out[0])
 
     def steady(self, tensors: Sequence[Tensor]) -> bool:
