@@ -239,6 +239,20 @@ def test_the_published_model_has_no_rows_of_the_last_batch() -> None:
     assert not hasattr(model, "last")
 
 
+def test_nor_do_attributes_of_its_parameters_and_buffers() -> None:
+    """torch.save(model) stores attributes of parameters."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        s.a.weight.seen, s.mean.seen = x.detach().amax(0), x.detach()[0]
+        return plain(s, x)
+
+    model = net(forward)
+    model.register_buffer("mean", torch.zeros(8))
+    batches(sums_of(model), 12, 9)
+    assert not vars(model.a.weight)
+    assert not vars(model.mean)
+
+
 def test_train_leaves_no_rows_in_the_model_either() -> None:
     """It runs the model on a record before the first batch, to see that they fit together."""
     plan = sordino.Plan.dpsgd(

@@ -12,10 +12,11 @@ the test is repeated for every new program and on later batches, chosen by the r
 program is also new if a comparison over several rows (``if x.max() > 3``) has another result than before.
 
 Values outside of tensors. Labels follow tensors, not Python code that uses a size (``len(x) == 61``) or a value that it
-reads (``x.max().item()``). The tape detects both. A model that queries the number of rows, or selects rows by
-position (``x[:60]``), is given few different numbers of them (``Assurance.room``); and in each batch whose size or read
-values were not tested before, rows are computed again in smaller groups (``check_some``): their losses must be
-those of that batch. A model that queries no size, treats rows alike and reads no value can't depend on either.
+reads (``x.max().item()``). The tape detects both. In each batch in which a value is read that one record may decide
+(``answers.py``), in which a row's place may matter, or in which a model that asks for the number of rows does not
+compute the same as for others (``course.py``), all rows are computed again in smaller groups (``check_some``): their
+losses must be those of that batch. A model that queries sizes, or selects rows by position (``x[:60]``), is also given
+few different numbers of rows (``Assurance.room``), and each of them is tested where it first occurs.
 """
 
 from __future__ import annotations
@@ -169,7 +170,8 @@ class Assurance:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program], moved)
                 if made.stops and (unseen or new):
                     with nullcontext() if self.programs[made.program] else neutral():
-                        check_gradients(setup, data, chunk.rows, self.batches, self._groups())
+                        lengths = _lengths_of_rows(chunk, made)
+                        check_gradients(setup, data, chunk.rows, self.batches, self._groups(), lengths)
                 if first or due or larger:
                     give_back_freed_memory()
         if len(self._left) >= MOST_KNOWN:
@@ -298,6 +300,20 @@ def _known_course(setup: Setup, data: Data, rows: int, made: Found) -> Known:
     except (ValueError, RuntimeError, IndexError, ArithmeticError, Refused):  # so it is tested in groups
         return Known(None)
     return Known(made.course, drawn)
+
+
+def _lengths_of_rows(chunk: Chunk, made: Found) -> torch.Tensor | None:
+    """For every row the norm of its record's gradient, if norms were computed; the last one for padding."""
+    if not made.norms:
+        return None
+    known = made.norms[0].double().cpu()
+    known = torch.cat([known, known[-1:].expand(chunk.records - len(known))])
+    if chunk.slots is None:
+        return known
+    found = torch.zeros(chunk.rows, dtype=torch.float64)
+    used = chunk.slots >= 0
+    found[chunk.slots[used]] = known[:, None].expand(chunk.slots.shape)[used]
+    return found
 
 
 def _first(data: Data, rows: int, most: int = SAMPLE) -> tuple[Data, int]:

@@ -20,7 +20,7 @@ from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution, Outer
 from sordino.gradients.convolution import Convolved
-from sordino.gradients.interaction import Data, changed, generator_of, in_double_of, wide
+from sordino.gradients.interaction import Data, changed, generator_of, in_double_of, typical, wide
 from sordino.gradients.kept import put_back
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import give_back_freed_memory
@@ -222,10 +222,15 @@ def check_lengths(setup: Setup, data: Data, rows: int, known: Tensor | None = No
     if gap > TOLERANCE.get(kind, 0.05):
         finer = in_double_of(setup, data, lambda twin: _length_gap(twin, wide(data), rows))
         gap = gap if finer is None else finer
-    if gap > TOLERANCE.get(kind, 0.05):
+    _refuse_other_lengths(setup, gap)
+
+
+def _refuse_other_lengths(setup: Setup, gap: float) -> None:
+    if gap > TOLERANCE.get(next(iter(setup.parameters.values())).dtype, 0.05):
         raise Refused(
             "a record's gradient is not the same when the others of its batch change, so records interact: look for a "
-            "custom backward pass or a hook that computes over the batch dimension",
+            "custom backward pass or a hook that computes over the batch dimension, or for a value that decides where "
+            "gradients stop",
             private=f"the relative difference is {gap:.1e}",
         )
 
@@ -243,10 +248,21 @@ def _length_gap(setup: Setup, data: Data, rows: int, known: Tensor | None = None
         found.append(_lengths(setup, _taken(data, part, rows), count))
     if whole is None:
         return 0.0
-    size = max(float(whole.nan_to_num(0, 0, 0).max()), 1e-12)
-    return max(
-        (float((whole[part] - t).nan_to_num(0, 0, 0).abs().max()) / size for t in found if t is not None), default=0.0
-    )
+    return max((_apart(t, whole[part]) for t in found if t is not None), default=0.0)
+
+
+def _apart(found: Tensor, whole: Tensor) -> float:
+    """The largest difference of lengths, relative to a row's own or a typical one: a long one hides no other."""
+    gap = (whole - found).nan_to_num(0, 0, 0).abs() / whole.nan_to_num(0, 0, 0).clamp_min(max(typical(whole), 1e-12))
+    return float(gap.max()) if len(gap) else 0.0
+
+
+def check_rest(setup: Setup, data: Data, rows: int, kept: Tensor) -> None:
+    """Compares the lengths of these rows' gradients without the others, which are not finite; raises Refused if they
+    are not the same: plain autograd has no gradients there."""
+    whole, alone = _lengths(setup, data, rows), _lengths(setup, _taken(data, kept, rows), len(kept))
+    if whole is not None and alone is not None:
+        _refuse_other_lengths(setup, _apart(alone, whole[kept]))
 
 
 def _lengths_beside(setup: Setup, data: Data, rows: int, row: int) -> Tensor | None:

@@ -75,8 +75,7 @@ def clipped_sum(
             faster.
         assurance: Checks the engine against plain autograd, and records for interaction, whenever the program of a pass
             is new, and remembers what was checked.
-        shards: For a model whose parameters are divided over processes: gathers them, and receives the sums of each
-            chunk, so that none are returned.
+        shards: For a model whose parameters are divided over processes: gathers them, and receives each chunk's sums.
         narrow: The sum is released without another one being added: then a sum over few records of parameters in single
             precision is rounded to single precision (``narrow.MOST``).
 
@@ -131,6 +130,7 @@ def clipped_sum(
                 known=made.squares if centre is None else {},
             )
         norms.put(part.ids, here)
+        made.norms.append(here)
         dropped += bad
         made.gradients.clear()
     for name, p in parameters.items() if shards is None else ():
@@ -163,7 +163,7 @@ def examined(
         room = part.rows if assurance is None else assurance.room(part)
         full = part if room == part.rows else part.filled(room, n)
         data = take(rows.inputs, full.index, n), take(rows.targets, full.index, n)
-        setup.memory.numbers.turn()
+        setup.memory.begin(part.rows if part.slots is None else 0)
         with frozen(powers):
             try:
                 with reading(setup.shards):

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.kept import put_back, refuse_kept_values
+from sordino.gradients.kept import put_back
+from sordino.gradients.left import refuse_kept_values
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Setup
 from sordino.gradients.roots import roots_of
@@ -38,6 +39,8 @@ EVERY: tuple[Changes, ...] = (("large", "zero"), ("ends", "copy"), ("missing",))
 FEW: tuple[Changes, ...] = (("large",),)
 ALIKE = 0.01
 """The largest relative difference between a model and its copy in double precision."""
+SMALL = 0.05
+"""Differences are never compared with a smaller loss than this, unless all are smaller."""
 _ROOM = 6  # if there are fewer rows, one is changed at a time
 
 
@@ -98,14 +101,14 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
     def apart(one: Setup, given: Data, base: Tensor | None) -> float:
         base = losses_of(one, given) if base is None else base
         found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in parts if len(g)]
-        return max(_apart(losses, base[group], _largest(base)) for losses, group in found)
+        return max(_apart(losses, base[group], typical(base)) for losses, group in found)
 
     _check(setup, data, apart, losses)
 
 
 def refuse_other_losses(found: Tensor, known: Tensor) -> None:
     """Raises Refused if the losses of the same batch are not those that are known."""
-    if _apart(found, known, _largest(known)) > 0.01:
+    if _apart(found, known, typical(known)) > 0.01:
         raise Refused(
             "the losses of records are not the same when they are computed again, though no random numbers are drawn: "
             "records interact, or the model keeps something from one pass to the next; remove it"
@@ -207,18 +210,24 @@ def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:
         return losses_of(setup, data)
 
 
-def _apart(found: Tensor, base: Tensor, largest: float) -> float:
-    """The largest difference between two vectors of losses, relative to `largest`; infinite if only one is finite."""
+def _apart(found: Tensor, base: Tensor, typical: float) -> float:
+    """The largest difference between two vectors of losses, relative to the row's own loss or to a typical one, if that
+    is larger; infinite if only one is finite."""
     a, b = found.double(), base.double()
     if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
         return float("inf")
-    gap = (a - b).nan_to_num(0, 0, 0).abs()
-    return float(gap.max()) / max(largest, 1e-12) if len(gap) else 0.0
+    gap = (a - b).nan_to_num(0, 0, 0).abs() / b.abs().nan_to_num(1, 1, 1).clamp_min(max(typical, 1e-12))
+    return float(gap.max()) if len(gap) else 0.0
 
 
-def _largest(base: Tensor) -> float:
-    finite = base[torch.isfinite(base)].abs()
-    return float(finite.max()) if len(finite) else 1.0
+def typical(base: Tensor) -> float:
+    """A loss of which a quarter are at least as large, so that a few records with large losses hide no difference of
+    the others; not less than SMALL, where single precision rounds, unless all losses are smaller."""
+    finite = base[torch.isfinite(base)].abs().double()
+    if not len(finite):
+        return 1.0
+    ordered = finite.sort().values
+    return max(float(ordered[(3 * len(ordered) - 3) // 4]), min(float(ordered[-1]), SMALL))
 
 
 def _grouped(
@@ -227,7 +236,7 @@ def _grouped(
     """The largest relative change of a loss. Variants are computed in small groups until the model has accepted one
     completely, the others in two groups."""
     base = _alone(setup, data) if known is None else known
-    size, worst, small = _largest(base), 0.0, True
+    size, worst, small = typical(base), 0.0, True
     number, todo = 0, list(variants)
     while todo:
         ways = todo.pop(0)
@@ -277,7 +286,7 @@ def _in_place(
     setup: Setup, data: Data, rows: int, variants: list[Changes], first: int, known: Tensor | None, still: bool
 ) -> float:
     base = _fixed(setup, data, still) if known is None else known
-    size, worst = _largest(base), 0.0
+    size, worst = typical(base), 0.0
     number, todo, again = 0, list(variants), known is not None
     while todo:
         ways = todo.pop(0)
@@ -346,7 +355,7 @@ def _alike(setup: Setup, twin: Setup, data: Data) -> bool:
     """Has the copy in double precision the same losses, up to rounding?"""
     with Neutral():
         single, double = losses_of(setup, data), losses_of(twin, wide(data))
-    return _apart(single, double, _largest(double)) <= ALIKE
+    return _apart(single, double, typical(double)) <= ALIKE
 
 
 def in_double(setup: Setup) -> Setup | None:

@@ -6,7 +6,7 @@ is taken before a pass and put back after it:
 
 | where                                                      | what happens                                          |
 |------------------------------------------------------------|-------------------------------------------------------|
-| attributes of modules; lists, dicts and objects in them    | put back: every pass begins with the same values      |
+| attributes of modules and their tensors, and what is in it | put back: every pass begins with the same values      |
 | a list, queue or set of a module that grew                 | put back, and refused: it collects something          |
 | an array of a module that was written to                   | put back, and refused                                 |
 | a tensor of a module, not registered, that was written to  | refused                                               |
@@ -137,7 +137,9 @@ class Taken:
             if type(value) not in _SKIPPED and (key not in _INTERNAL or (value and key not in _REGISTERED)):
                 self._waiting.append((value, f"{label}.{key}"))
         for table in (module._parameters, module._buffers) if module._parameters or module._buffers else ():
-            self.attributes += [t.__dict__ for t in table.values() if t is not None]
+            found = [t.__dict__ for t in table.values() if t is not None]
+            self.attributes += found
+            self.dicts += [(one, one.copy(), label) for one in found]
         self._class(type(module))
 
     def _object(self, obj: Any, name: str) -> None:
@@ -321,8 +323,8 @@ def _walked(kind: Any) -> bool:
     return kind.__module__.partition(".")[0] not in _UNSEARCHED
 
 
-_UNSEARCHED = (frozenset(sys.stdlib_module_names) - {"__main__", "types"}) | {"torch", "numpy"}
-_UNSEARCHED |= {"builtins", "tokenizers"}
+_OTHERS = {"torch", "numpy", "builtins", "tokenizers"}
+_UNSEARCHED = (frozenset(sys.stdlib_module_names) - {"__main__", "types"}) | _OTHERS
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -340,10 +342,8 @@ def _alike(held: Mapping[Any, Any], known: Mapping[Any, Any]) -> bool:
 
 
 def _warn_of_counters(module: nn.Module, known: Mapping[str, Any]) -> None:
-    """A counter does not count: each pass begins with the same values, because the number of passes is private.
-
-    Python shows the same warning once.
-    """
+    """A counter does not count: each pass begins with the same values, because the number of passes is private. (Python
+    shows the same warning once.)"""
     for key, value in known.items():
         if type(value) is int and module.__dict__.get(key) == value + 1:
             warnings.warn(
@@ -373,27 +373,3 @@ def put_back(roots: Sequence[Any], numbers: Numbers | None = None, thorough: boo
     reason = taken.put_back()
     if reason is not None:
         raise Refused(reason)
-
-
-class Kept(Refused):
-    """A pass left values outside of the model, where others in the same process may see them."""
-
-
-def refuse_kept_values(taken: Taken | None, libraries: Libraries, custom: bool) -> None:
-    """Called after a pass whose operations alone do not show that records are independent. libraries: as they were
-    before it. custom: it has hooks or its own backward pass, where tensors are made that no label follows."""
-    if taken is None:
-        return
-    name = taken.changed_variable(custom) or libraries.changed()
-    if name is not None:
-        raise Kept(
-            f"{name}: the forward pass changes this variable outside of the model, and it reads values of the data, "
-            "asks for the number of rows or has its own backward pass, so that a later batch could see something of "
-            "this one without noise; pass values on by tensors, or remove the variable"
-        )
-    act = taken.acted()
-    if act is not None:
-        raise Kept(
-            f"the forward pass {act}, and it reads values of the data or asks for the number of rows, which would be "
-            "outside of the model without noise, where anyone could see them; remove it from the model and the loss"
-        )

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
+from sordino.gradients.answers import Answers
 from sordino.gradients.flow import Labels, constant, flat, sorting
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.memory import address
 from sordino.gradients.orders import Orders
 from sordino.gradients.readings import content_of, hash_of, unlike_any
 from sordino.gradients.versions import foreign, version
-from sordino.gradients.vocabulary import OPENS, Kind, kind_of
+from sordino.gradients.vocabulary import Kind, kind_of
 
 # the tensor, its label, whether it had a gradient, its version
 Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]
@@ -38,7 +39,7 @@ class Book:
     have inferred it. cut: rows were selected by position or permuted, so that a row's result may depend on its place.
     placed: the same, except where it is proven that they return to their places. opened: Python was given access to a
     tensor's memory, where writes are not intercepted. stopped: a value was read from a tensor with a gradient, which
-    does not pass what is made of it. numbers: hashes of the values that were read; unique where they can't be compared.
+    does not pass what is made of it. numbers: hashes of what was read, in order; unique if one record may decide it.
 
     A label is valid for one version of a tensor. The version is stored with it; every write to the tensor's memory
     through autograd changes it. A tensor whose version is not the one that the last intercepted operation left was
@@ -57,7 +58,7 @@ class Book:
         self.ruled = False  # one of our rules is running: the values that it reads are not used elsewhere
         self.numbers: list[int] = []
         self._blank: dict[int, weakref.ref[Tensor]] = {}  # constants that have their rows by their shape alone
-        self.orders = Orders(self)
+        self.orders, self.given = Orders(self), Answers()
 
     def suspect(self) -> None:  # some rows influence which values other rows receive (an index, a mask)
         self.mixed = True
@@ -118,11 +119,10 @@ class Book:
     def brought(self, t: Tensor) -> None:
         """Its values are used where no label follows: it comes from numpy, or is a size, a bound or a factor."""
         self.read = True
-        self.numbers.append(content_of(t))
+        self.numbers.append(content_of(t) if self._entry(t) is None else next(unlike_any))
 
-    def failed(self) -> None:  # a model that catches the error knows something of sizes or values
-        self.asked = self.read = True
-        self.orders.granted = False
+    def failed(self) -> None:  # a model that catches the error knows something
+        self.asked, self.read, self.orders.granted = True, True, False
         self.numbers.append(next(unlike_any))
 
     def scalars(self, func: Any, before: Sequence[Before]) -> None:
@@ -214,7 +214,7 @@ class Book:
                     self.absent = True
                     return
             self.read = True
-            self.numbers.append(next(unlike_any) if func in OPENS else hash_of(out))
+            self.numbers.append(hash_of(out) if self.given.steady(flat(args)) else next(unlike_any))
             return
         if self._blank and args and (kind.writes or kind.own is not None):
             self._fill(args, kwargs)
@@ -241,6 +241,7 @@ class Book:
                 self.put(t, MANY)
             return
         self._put_all(kind, args, kwargs, results, self._labels(kind, args, kwargs, out))
+        self.given.note(kind.name, args, self.lineage, results, self.rows)
         if isinstance(out, (tuple, list)) and any(not isinstance(self.lineage(t), Axis) for t in results):
             self.asked = True  # the number of results may depend on the number of rows (unbind, split)
 
@@ -257,8 +258,7 @@ class Book:
     def _in_no_row(self, t: Tensor, value: Any) -> bool:
         """Does "not in t" hold for each part of the batch as well, since no position of t belongs to several rows?
 
-        Then no group of rows could show an effect of the answer. If it is another one, the program is another, and is
-        tested; of this one only the number of rows is left to test, as for a program that reads nothing.
+        Then no group of rows could show an effect of the answer. Another one makes another program, which is tested.
         """
         return not isinstance(self.lineage(t) or MANY, Many) and not isinstance(value, Tensor)
 
@@ -270,9 +270,8 @@ class Book:
             if entry is None:
                 continue
             own = entry[1]
-            if type(own) is not Axis or (label is not None and own != label) or t.shape != shape:
-                return None
-            if t.requires_grad and (not entry[2] or foreign(type(t.grad_fn))):  # type: ignore[arg-type]
+            hidden = t.requires_grad and (not entry[2] or foreign(type(t.grad_fn)))  # type: ignore[arg-type]
+            if type(own) is not Axis or (label is not None and own != label) or t.shape != shape or hidden:
                 return None
             label = own
         return label if self.rows > 1 else None

@@ -26,8 +26,15 @@ class PassMemory:
         self.numbers = Numbers()  # of Python's and numpy's generators
         self.libraries = Libraries()  # as they were before the last pass in which they were compared
         self.state: Taken | None = None  # of Python's objects before the last pass
+        self.real = 0  # the rows of the pass that are records, one each, and no padding; 0 if that is not known
+        self.left = False  # whether a pass that asked for the number of rows changed anything outside of the model
         self.graded = False  # whether the losses of any pass depended on a parameter
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def begin(self, real: int) -> None:
+        """Called before a chunk's passes. real: as the attribute."""
+        self.numbers.turn()
+        self.real = real
 
     def leave(self, data: Sequence[weakref.ref[Tensor]], given: Sequence[Tensor]) -> None:
         """data: tensors that contained data in the pass. given: its inputs and targets, which the caller may use again.

@@ -17,8 +17,9 @@ from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.derived import reached
 from sordino.gradients.generators import renew
-from sordino.gradients.kept import put_back, refuse_kept_values
+from sordino.gradients.kept import put_back
 from sordino.gradients.layout import Frame, Layout, Whole
+from sordino.gradients.left import leaves, refuse_kept_values
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
 from sordino.gradients.pass_memory import ModuleTensors, PassMemory
@@ -68,7 +69,7 @@ class Pass:
     were read, if any. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
     change them, so that equal losses do not mean equal gradients. custom: Python code runs in the backward pass (a
     hook, a custom function), which may use values of any row. reads: values of the data may be where no label follows
-    them, also if there is only one row. leaves: the pass could leave such values, or the number of its rows.
+    them, also if there is only one row.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -85,6 +86,7 @@ class Pass:
         self.tape.arrived = early
         try:
             self.tape.mark_rows((inputs, targets))
+            self.tape.book.given.real = setup.memory.real
             graded = nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
             with Aside(setup.parameters), without_checkpoints(), graded, self.tape:
                 outputs = call(model, inputs)
@@ -109,10 +111,9 @@ class Pass:
         self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
         self.opened, self.custom = book.opened, book.hooked or book.foreign
         self.reads = not self.independent or book.read or self.custom
-        if rows > 1 and (book.mixed or self.custom or book.placed or not known):  # values and places are new every time
+        if rows > 1 and (book.mixed or self.custom or book.placed or setup.memory.left or not known):  # new every time
             book.numbers.append(next(unlike_any))
-        course, self.leaves = self.tape.course, self.reads or book.asked
-        self.course, self.places = course.found(), frozenset(course.places)
+        self.course, self.places = self.tape.course.found(), frozenset(self.tape.course.places)
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
         # no_grad stops only what has a gradient: the tape knows it if it has intercepted every operation
         stops = STOPS.difference((NO_GRAD,) if self.independent and not self.tape.halted else ())
@@ -125,7 +126,7 @@ class Pass:
 
     def hides(self) -> None:
         """A part of it ran where calls are not intercepted (in a thread, scripted): any value may have been read."""
-        self.reads = self.leaves = True
+        self.reads = True
         if self.rows > 1:
             self.independent, self.alike, self.sized, self.numbers = False, False, True, next(unlike_any)
 
@@ -204,7 +205,7 @@ class Found:
     operations, program, proven, independent, alike, sized, numbers, opened, stops: of all iterates' `Pass`es together.
     course, places: as in ``course.py``.
     again: the losses are those of the present weights, so that another pass must reproduce them. squares: squared norms
-    of the contributions, if they were computed before they are clipped.
+    of the contributions, if they were computed before they are clipped. norms: those of the records, when they are.
     """
 
     gradients: dict[str, Contribution]
@@ -219,6 +220,7 @@ class Found:
     opened: bool
     stops: bool
     again: bool
+    norms: list[Tensor] = field(default_factory=list)
     course: int | None = None
     places: frozenset[int] = frozenset()
     squares: dict[str, Tensor] = field(default_factory=dict)
@@ -254,8 +256,9 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 run.hides()
             if run.reads:
                 renew(torchs, memory.numbers.turns)
-            if run.leaves:
                 refuse_kept_values(state, memory.libraries, run.custom)
+            elif run.tape.book.asked and not memory.left:
+                memory.left = leaves(state, memory.libraries)
         memory.state = state
         memory.numbers.after(run.reads, run.sized)
         losses = run.losses

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sordino.gradients.flow import flat
-from sordino.gradients.kept import put_back, refuse_kept_values
+from sordino.gradients.kept import put_back
+from sordino.gradients.left import refuse_kept_values
 from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.rows import tensors
 from sordino.gradients.vocabulary import kind_of
