@@ -66,6 +66,9 @@ BY_PLACE: dict[str, Effect] = {
     "a known generator": lambda x, h: h * torch.rand(1, generator=torch.Generator().manual_seed(len(x))),
     "a constant in the place of another": lambda x, h: h * torch.tensor(1.0) * torch.tensor(1.0 - 2 * (len(x) % 2)),
     "where gradients stop": lambda x, h: _stopped(h, len(x) % 2 > 0),
+    "another position of every row": lambda x, h: (
+        h * h.view(-1, 4, 4)[torch.arange(len(x)), torch.arange(len(x)) % 4, :1]
+    ),
     "the first rows": lambda x, h: torch.cat([-h[:9], h[9:]]),
     "a loop": lambda x, h: torch.stack([r if i % 2 else -r for i, r in enumerate(h)]),
     "every other row, in place": lambda x, h: _some_turned(h.sign(), h.clone()),
@@ -142,6 +145,7 @@ ALIKE: dict[str, Effect] = {
     "zeros, ones": lambda x, h: h + torch.zeros(len(x), 16) * torch.ones(len(x), 1),
     "the same numbers for every row": lambda x, h: h * torch.arange(16.0).expand(len(x), 16),
     "repeated rows of one": lambda x, h: h * torch.arange(16.0)[None].repeat(len(x), 1),
+    "rows by their own numbers": lambda x, h: h * x[torch.arange(len(x))[:, None], torch.arange(1)[None]],
     "random numbers of every row": lambda x, h: h * torch.rand(len(x), 1) * (torch.rand(x.shape[0]) > 0.5)[:, None],
     "random numbers like timm's": lambda x, h: (
         h * x.new_empty(x.shape[0], 1).bernoulli_(0.5) + x.new_full((len(x), 1), 2)

@@ -111,8 +111,11 @@ class Course:
         func, args, kwargs = call
         step: list[Any] = [func]
         ways: Ways | None = None
+        chosen = _row_index(args, before[0][2]) if kind.rule is selections.getitem and data else None
         for t, _, entry in before:
-            if entry is not None:
+            if t is chosen:
+                step.append("rows")  # which rows they are, the label of the result shows
+            elif entry is not None:
                 step.append(self._of.get(id(t)))
             elif self._fixed(t):
                 step.append(id(t))
@@ -159,6 +162,17 @@ class Course:
 def _own_generator(args: Any, kwargs: Any) -> bool:
     """Are numbers drawn from a generator that the model has made? Then they are known, as constants are."""
     return any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
+
+
+def _row_index(args: Any, entry: Any) -> Tensor | None:
+    """The index of the rows' dimension in ``x[rows, places]``, where x has its rows in one dimension."""
+    items = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if entry is None or type(entry[1]) is not Axis or not all(type(i) in (int, slice, Tensor) for i in items):
+        return None
+    if len(items) <= entry[1].dim or any(type(i) is Tensor and i.dtype in (torch.bool, torch.uint8) for i in items):
+        return None
+    found = items[entry[1].dim]
+    return found if type(found) is Tensor and sum(i is found for i in items) == 1 else None
 
 
 def _ways(kind: Kind, before: Sequence[Before]) -> Ways:
