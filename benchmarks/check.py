@@ -34,7 +34,7 @@ from engine import commit, environment, save
 from heldout import WORKLOADS
 from peers import ENGINES
 from peers.tables import put, three_digits
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 STEPS = 200
 GOAL = 0.03

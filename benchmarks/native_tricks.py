@@ -47,7 +47,7 @@ def _outside(*names: str) -> Callable[[], Kernels | None]:
     return lambda: None if sys._getframe(1).f_code.co_name in names else library
 
 
-_SUMS = "sordino.gradients.memory.compiled"
+_SUMS = "sordino.gradients.sums.memory.compiled"
 TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "rounded-sum": (
         "`rounded_sum`, `rounded_again`: noise and rounding in one pass",
@@ -82,32 +82,32 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "blocked": ("`blocked`: sums of blocks in double precision", {_SUMS: _outside("blocked")}, ("mlp10", "W2", "vit")),
     "lstm": (
         "`lstm_step`, `lstm_back`: the gates of an LSTM in one pass",
-        {"sordino.gradients.lstm.compiled": _nothing},
+        {"sordino.gradients.layers.lstm.compiled": _nothing},
         ("bilstm", "W6"),
     ),
     "few-outputs": (
         "`few_outputs`: linear maps to few outputs with the norms of their inputs, in one pass",
-        {"sordino.gradients.linear.reads_memory": _no},
+        {"sordino.gradients.layers.linear.reads_memory": _no},
         ("logistic", "W1"),
     ),
     "patches": (
         "`patches` of a convolution copied by a loop",
-        {"sordino.gradients.convolution.compiled": _nothing},
+        {"sordino.gradients.layers.convolution.compiled": _nothing},
         ("W3", "W4-64"),
     ),
     "depthwise": (
         "`depthwise`: gradients of depthwise convolutions",
-        {"sordino.gradients.depthwise.compiled": _nothing},
+        {"sordino.gradients.layers.depthwise.compiled": _nothing},
         ("convnext", "edgenext"),
     ),
     "in-place": (
         "`ownership`: results overwrite values that nothing else refers to",
-        {"sordino.gradients.single.alone": _no, "sordino.release.noise.alone": _no},
+        {"sordino.gradients.sums.single.alone": _no, "sordino.release.noise.alone": _no},
         ("mlp10", "W2", "logistic"),
     ),
     "pulled-once": (
         "gradients of derived tensors kept from norms to sums",
-        {"sordino.gradients.pulled.PULLED_BYTES": -1},
+        {"sordino.gradients.tape.pulled.PULLED_BYTES": -1},
         ("deberta", "maxvit"),
     ),
 }

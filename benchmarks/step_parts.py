@@ -31,8 +31,8 @@ from peers.floor import sums_of
 from peers.ours import stepping
 from peers.tables import put
 from sordino.clipping import FlatClip
-from sordino.gradients.assurance import Assurance
-from sordino.gradients.memory import keep_freed_memory
+from sordino.gradients.checks.assurance import Assurance
+from sordino.gradients.sums.memory import keep_freed_memory
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, Ledger, release
 from sordino.release.mechanisms import release_grid

@@ -34,9 +34,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gradients")]
 import sordino  # noqa: E402
 from gradients import test_assurance, test_attacks, test_leaving, test_unseen  # type: ignore # noqa: E402
 from sordino.clipping import FlatClip  # noqa: E402
-from sordino.gradients.contributions import Dense, Outer  # noqa: E402
-from sordino.gradients.layout import Frame  # noqa: E402
-from sordino.gradients.single import Single  # noqa: E402
+from sordino.gradients.sums.contributions import Dense, Outer  # noqa: E402
+from sordino.gradients.sums.single import Single  # noqa: E402
+from sordino.gradients.tape.layout import Frame  # noqa: E402
 from sordino.sampling import LogicalBatch  # noqa: E402
 
 RECORDS, SIZES = 260, (6, 12, 24, 40, 90)

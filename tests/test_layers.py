@@ -150,6 +150,22 @@ def downward(trees: dict[str, ast.Module]) -> list[str]:
     return found
 
 
+ENGINE = ("sums", "labels", "tape", "state", "layers", "checks")
+"""The folders of gradients/, in their order; its other modules stand between and around them."""
+
+
+def engine_backward(trees: dict[str, ast.Module]) -> list[str]:
+    """Imports in a folder of gradients/ from a later one."""
+    rooms = {room: number for number, room in enumerate(ENGINE)}
+    found = []
+    for name, targets in imports(trees).items():
+        for target in sorted(targets):
+            own, other = (rooms.get(m.split(".")[1], -1) if m.startswith("gradients.") else -1 for m in (name, target))
+            if -1 < own < other:
+                found.append(f"{name} imports {target}")
+    return found
+
+
 def cycles(trees: dict[str, ast.Module]) -> list[str]:
     """Chains of imports that lead back to their first module."""
     graph, found = imports(trees), []
@@ -204,6 +220,11 @@ def with_torch(trees: dict[str, ast.Module]) -> list[str]:
 
 def test_modules_import_only_from_the_layers_above_them() -> None:
     assert downward(modules()) == []
+
+
+def test_the_engines_folders_import_only_from_those_before_them() -> None:
+    assert {path.parent.name for path in ROOT.glob("gradients/*/__init__.py")} == set(ENGINE)
+    assert engine_backward(modules()) == []
 
 
 def test_there_is_no_cycle_of_imports() -> None:
@@ -312,6 +333,11 @@ BREAKING = {
         IN_A_FUNCTION + "from sordino.plan import make_plan",
         cycles,
     ),
+    "a later folder of the engine": (
+        "gradients/sums/gram.py",
+        IN_A_FUNCTION + "from sordino.gradients.labels import lineage",
+        engine_backward,
+    ),
     "torch, in accounting": ("accounting/pld.py", IN_A_FUNCTION + "import torch", with_torch),
     "a method's name in a string": ("training/fit.py", "special = plan.method.name == 'dp-mac'", named),
     "a method's name in an f-string": ("training/fit.py", "text = f'{plan} with ModelMix'", named),
@@ -327,7 +353,8 @@ def test_a_line_that_breaks_a_rule_is_found(kind: str) -> None:
     module, line, check = BREAKING[kind]
     text = (ROOT / module).read_text(encoding="utf8")
     name = module.removesuffix(".py").replace("/", ".")
-    others = modules() if check in (downward, cycles) else {}  # the other rules look at one module at a time
+    of_all = (downward, cycles, engine_backward)  # the other rules look at one module at a time
+    others = modules() if check in of_all else {}
     found = check({**others, name: ast.parse(f"{text}\n{line}\n")})
     assert found, kind
     assert all(name in sentence for sentence in found), found

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peers import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, Step
-from sordino.gradients.linear import _with_squares
-from sordino.gradients.memory import keep_freed_memory, scaled, squares
+from sordino.gradients.layers.linear import _with_squares
+from sordino.gradients.sums.memory import keep_freed_memory, scaled, squares
 from sordino.randomness import RandomSource
 from sordino.release import Gaussian
 from sordino.release.mechanisms import release_grid

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from peers import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, Step
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
 from sordino.release.ledger import Ledger

@@ -22,7 +22,7 @@ from torch.nn.utils import parametrizations
 from gradients import far
 from sordino.clipping import AutomaticClip, FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 from sordino.plan import Plan
 from sordino.plan.contribution import InnerMomentum
 from sordino.training import Averaging, Settings, train

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.vocabulary import _POINTWISE
+from sordino.gradients.labels.vocabulary import _POINTWISE
 
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 _draw = torch.Generator().manual_seed(0)

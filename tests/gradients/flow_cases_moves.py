@@ -12,8 +12,8 @@ from flow_cases import CASES, Case, const, f, ids, mask, several, z
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from sordino.gradients.companion_norm import companion_norm
-from sordino.gradients.gru import standardised_gru
+from sordino.gradients.layers.companion_norm import companion_norm
+from sordino.gradients.layers.gru import standardised_gru
 
 
 def _sized(n: int) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum, passes
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 from sordino.gradients.rows import Chunk
 
 N = 3

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import sordino
 from sordino.clipping import FlatClip
 from sordino.gradients import brute_force
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 from sordino.records.gradients import RecordGradients
 from sordino.records.reading import row_reader
 from sordino.sampling import LogicalBatch

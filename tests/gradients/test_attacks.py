@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from gradients.cases import Fn, agree, noise
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
-from sordino.gradients import Rows, attribution, brute_force, clipped_sum
-from sordino.gradients.assurance import Assurance
-from sordino.gradients.neutral import Neutral
+from sordino.gradients import Rows, brute_force, clipped_sum
+from sordino.gradients.checks import attribution
+from sordino.gradients.checks.assurance import Assurance
+from sordino.gradients.checks.neutral import Neutral
 from sordino.gradients.passes import Pass, Setup
 from sordino.gradients.survey import survey
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gradients.cases import Fn, matches, noise, squared
 from sordino.clipping import FlatClip
-from sordino.gradients import Rows, clipped_sum, fallback
+from sordino.gradients import Rows, clipped_sum
+from sordino.gradients.layers import fallback
 
 attend = F.scaled_dot_product_attention
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.check import _clip
+from sordino.gradients.checks.brute_force import _clip
 from sordino.gradients.engine import layers, per_record_gradients
 from sordino.gradients.survey import checked_parameters
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradients.cases import Fn, matches, noise, squared
 from sordino.clipping import FlatClip
-from sordino.gradients import Rows, clipped_sum, fallback
+from sordino.gradients import Rows, clipped_sum
+from sordino.gradients.layers import fallback
 
 Forward = Callable[[Any, Tensor], Tensor]
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sordino.gradients import depthwise
-from sordino.gradients.depthwise import Window, grouped_gradients
+from sordino.gradients.layers import depthwise
+from sordino.gradients.layers.depthwise import Window, grouped_gradients
 from sordino.native.kernels import compiled
 
 

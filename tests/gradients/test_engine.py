@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from gradients.cases import RECORD, Fn, agree, noise, squared
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.errors import InputError, Refused
-from sordino.gradients import Rows, brute_force, clipped_sum, fallback, fix
+from sordino.gradients import Rows, brute_force, clipped_sum, fix
 from sordino.gradients.chunk_sizes import default_chunk
+from sordino.gradients.layers import fallback
 from sordino.gradients.survey import survey
 
 CLIPPINGS: list[Clipping] = [

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.clipping import FlatClip
-from sordino.gradients import Rows, brute_force, clipped_sum, linear
-from sordino.gradients.memory import squares
+from sordino.gradients import Rows, brute_force, clipped_sum
+from sordino.gradients.layers import linear
+from sordino.gradients.sums.memory import squares
 from sordino.native.kernels import compiled
 
 needs_compiler = pytest.mark.skipif(compiled() is None, reason="installed without a C compiler")

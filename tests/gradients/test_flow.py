@@ -14,11 +14,11 @@ from flow_cases import NOT_HERE, Case
 from flow_cases_moves import CASES
 from torch import Tensor, nn
 
-from sordino.gradients.flow import flat
-from sordino.gradients.lineage import MIXED, Axis, Lineage, Many, Owners, spread
-from sordino.gradients.rules import RULEBOOK
-from sordino.gradients.tape import Tape
-from sordino.gradients.vocabulary import RULES, name_of
+from sordino.gradients.labels.flow import flat
+from sordino.gradients.labels.lineage import MIXED, Axis, Lineage, Many, Owners, spread
+from sordino.gradients.labels.vocabulary import RULES, name_of
+from sordino.gradients.layers.rules import RULEBOOK
+from sordino.gradients.tape.tape import Tape
 
 ROWS = 3
 BUDGET = 8  # labellings of the arguments tried for each operation, and at least two for each call

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.answers import Answers
-from sordino.gradients.assurance import Assurance
-from sordino.gradients.lineage import ROWS
+from sordino.gradients.checks.assurance import Assurance
+from sordino.gradients.labels.answers import Answers
+from sordino.gradients.labels.lineage import ROWS
 
 TURNS, MARK = 7.25, 5.0
 Forward = Callable[["Net", Tensor, Tensor], Tensor]

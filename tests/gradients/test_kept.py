@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import sordino
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, brute_force
-from sordino.gradients.kept import Taken, put_back
+from sordino.gradients.state.kept import Taken, put_back
 from sordino.gradients.survey import survey
 from sordino.records.gradients import RecordGradients
 from sordino.sampling import LogicalBatch

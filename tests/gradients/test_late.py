@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import sordino
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 Forward = Callable[[Any, Tensor], Tensor]
 SPECIAL = 299

@@ -184,7 +184,7 @@ def _double() -> tuple[Tensor, Tensor]:
 def test_padding_changes_nothing_of_what_a_record_contributes(kind: str) -> None:
     """Copies of rows that fill a chunk up belong to nobody."""
     from sordino.gradients import Rows, clipped_sum
-    from sordino.gradients.assurance import Assurance
+    from sordino.gradients.checks.assurance import Assurance
 
     x, y = _double()
     asks, quiet = net(lambda s, x: plain(s, x).reshape(x.shape[0], 3)).double(), net(plain).double()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sordino.gradients.lineage import (
+from sordino.gradients.labels.lineage import (
     MANY,
     MIXED,
     Axis,

@@ -13,11 +13,11 @@ from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum
 from sordino.gradients.engine import row_loss
-from sordino.gradients.layout import Positions
-from sordino.gradients.lineage import Axis, spread
+from sordino.gradients.labels.lineage import Axis, spread
 from sordino.gradients.measure import measured
 from sordino.gradients.passes import Pass, Setup
 from sordino.gradients.survey import survey
+from sordino.gradients.tape.layout import Positions
 
 
 def traced(act: Any, *like: Tensor) -> Any:

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradients.cases import agree, noise, squared
 from sordino.clipping import FlatClip
-from sordino.gradients import Rows, brute_force, clipped_sum, convolution
-from sordino.gradients.memory import CACHE_BYTES, blocks, compact, cross, lengths, scaled, squares
+from sordino.gradients import Rows, brute_force, clipped_sum
+from sordino.gradients.layers import convolution
+from sordino.gradients.sums.memory import CACHE_BYTES, blocks, compact, cross, lengths, scaled, squares
 
 
 @pytest.mark.parametrize("records", [0, 1, 7, 64])

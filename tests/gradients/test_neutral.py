@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino.gradients.assurance import LEVELS
-from sordino.gradients.neutral import Neutral
+from sordino.gradients.checks.assurance import LEVELS
+from sordino.gradients.checks.neutral import Neutral
 
 D = torch.distributions
 

@@ -15,7 +15,7 @@ from gradients.cases import squared
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 EXPERTS, WIDTH, TOP = 3, 4, 2
 needs_grouped = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="no grouped product in this version (2.8)")

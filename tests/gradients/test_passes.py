@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gradients.cases import ROWS, Fn, noise
-from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Pass, Setup
+from sordino.gradients.state.pass_memory import PassMemory
 from sordino.gradients.survey import survey
 
 Forward = Callable[[Any, Tensor], Tensor]

@@ -21,7 +21,7 @@ from gradients.cases import Fn
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 Effect = Callable[[Tensor, Tensor], Tensor]
 MARK = 5.0

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.products import _setting, are_whole, whole_products
+from sordino.gradients.sums.products import _setting, are_whole, whole_products
 
 SETTING = _setting()
 

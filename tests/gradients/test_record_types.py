@@ -15,7 +15,7 @@ from gradients.cases import Fn, agree
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, NormalisedClip, PerLayerClip
 from sordino.gradients import Rows, brute_force, clipped_sum
 from sordino.gradients.engine import per_record_gradients
-from sordino.gradients.standardisation import standardised_weight
+from sordino.gradients.sums.standardisation import standardised_weight
 from sordino.plan.contribution import Augmentation, InnerMomentum
 from sordino.records.momentum import made_up_past
 from sordino.records.views import with_views

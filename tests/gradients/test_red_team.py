@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import sordino
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, brute_force, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 ROWS = 16
 

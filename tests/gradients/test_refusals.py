@@ -13,7 +13,7 @@ from gradients.cases import Fn, noise, squared
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum, verify
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 X, Y = noise(6, 4), noise(6)
 

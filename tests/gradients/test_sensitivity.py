@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from gradients.cases import Fn
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.gradients import ClippedSum, Rows, clipped_sum
-from sordino.gradients import contributions as forms
-from sordino.gradients.contributions import Contribution
-from sordino.gradients.convolution import Convolved, Geometry, weight_gradient
 from sordino.gradients.engine import add_clipped
-from sordino.gradients.memory import blocked
-from sordino.gradients.runs import RUN, stable
-from sordino.gradients.single import Scaled, Shift, Single
-from sordino.gradients.standardisation import Mapped, standardised_weight
-from sordino.gradients.totals import Total
+from sordino.gradients.layers.convolution import Convolved, Geometry, weight_gradient
+from sordino.gradients.sums import contributions as forms
+from sordino.gradients.sums.contributions import Contribution
+from sordino.gradients.sums.memory import blocked
+from sordino.gradients.sums.runs import RUN, stable
+from sordino.gradients.sums.single import Scaled, Shift, Single
+from sordino.gradients.sums.standardisation import Mapped, standardised_weight
+from sordino.gradients.sums.totals import Total
 from sordino.plan import ROUNDING_MARGIN
 from sordino.records.gradients import record_gradients
 from sordino.sampling import LogicalBatch

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from gradients.cases import Fn, agree, noise, squared
 from sordino.clipping import Clipping, FlatClip, PerLayerClip
 from sordino.errors import Refused
-from sordino.gradients import Rows, brute_force, clipped_sum, passes, single
-from sordino.gradients.memory import scaled
-from sordino.gradients.single import Scaled, Shift, Single
+from sordino.gradients import Rows, brute_force, clipped_sum, passes
+from sordino.gradients.sums import single
+from sordino.gradients.sums.memory import scaled
+from sordino.gradients.sums.single import Scaled, Shift, Single
 
 
 @pytest.fixture

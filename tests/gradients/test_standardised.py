@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gradients.cases import ROWS, Fn, matches, noise
 from sordino.gradients import passes
-from sordino.gradients.gru import standardised_gru
-from sordino.gradients.standardisation import pull_back, standardised_weight
+from sordino.gradients.layers.gru import standardised_gru
+from sordino.gradients.sums.standardisation import pull_back, standardised_weight
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import sordino
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 Act = Callable[[Any], Any]
 HERE = pathlib.Path(tempfile.gettempdir()) / f"sordino-state-{os.getpid()}"
@@ -431,7 +431,7 @@ import torch, sys
 from torch import nn
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 
 class Net(nn.Module):
     def __init__(self):

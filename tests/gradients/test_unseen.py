@@ -16,8 +16,8 @@ from gradients.cases import Fn
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum
-from sordino.gradients.assurance import Assurance
-from sordino.gradients.neutral import Neutral
+from sordino.gradients.checks.assurance import Assurance
+from sordino.gradients.checks.neutral import Neutral
 
 N = 6
 Forward = Callable[[Any, Tensor], Tensor]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.errors import InputError
-from sordino.gradients import memory
+from sordino.gradients.sums import memory
 from sordino.native import boxmuller, kernels
 from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
 from sordino.randomness import RandomSource, Stream, keystream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sordino.gradients.check import brute_force, verify
+from sordino.gradients.checks.brute_force import brute_force, verify
 from sordino.gradients.engine import clipped_sum
 from sordino.gradients.replacement import fix
 from sordino.gradients.rows import ClippedSum, Rows

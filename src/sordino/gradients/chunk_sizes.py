@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sordino.gradients.companion_norm import STACKED_ROWS
-from sordino.gradients.contributions import held_by
+from sordino.gradients.layers.companion_norm import STACKED_ROWS
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.passes import Setup, Values, contributions
 from sordino.gradients.rows import Rows, chunks, take, tensors
 from sordino.gradients.shards import Counting
 from sordino.gradients.spectral import frozen
+from sordino.gradients.sums.contributions import held_by
 from sordino.gradients.survey import Survey
 
 PRODUCT_BYTES = 192 << 20  # memory for the per-record gradients of a chunk if no chunk size is given

@@ -15,22 +15,22 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError
-from sordino.gradients.assurance import Assurance
-from sordino.gradients.centring import centred
+from sordino.gradients.checks.assurance import Assurance
 from sordino.gradients.chunk_sizes import default_chunk, held_bytes
-from sordino.gradients.contributions import Contribution, Outer, add_dense
-from sordino.gradients.convolution import Convolved
+from sordino.gradients.layers.convolution import Convolved
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
-from sordino.gradients.narrow import MOST, narrow_sum
-from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Found, Loss, Setup, contributions
-from sordino.gradients.products import whole_products
-from sordino.gradients.roots import roots_of
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take
-from sordino.gradients.runs import stable
 from sordino.gradients.shards import Shards, reading
 from sordino.gradients.spectral import frozen
+from sordino.gradients.state.pass_memory import PassMemory
+from sordino.gradients.state.roots import roots_of
+from sordino.gradients.sums.centring import centred
+from sordino.gradients.sums.contributions import Contribution, Outer, add_dense
+from sordino.gradients.sums.memory import blocks, by_record, keep_freed_memory, lengths
+from sordino.gradients.sums.narrow import MOST, narrow_sum
+from sordino.gradients.sums.products import whole_products
+from sordino.gradients.sums.runs import stable
 from sordino.gradients.survey import survey, survey_loss
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from sordino.errors import Refused
-from sordino.gradients.layout import Layout, Positions
-from sordino.gradients.slots import Use
+from sordino.gradients.tape.layout import Layout, Positions
+from sordino.gradients.tape.slots import Use
 
 if TYPE_CHECKING:
     from sordino.gradients.passes import Pass

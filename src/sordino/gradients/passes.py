@@ -13,27 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.contributions import Contribution, Dense
-from sordino.gradients.derived import reached
-from sordino.gradients.generators import renew
-from sordino.gradients.kept import put_back
-from sordino.gradients.layout import Frame, Layout, Whole
-from sordino.gradients.left import leaves, refuse_kept_values
-from sordino.gradients.lineage import ROWS
+from sordino.gradients.labels.lineage import ROWS
+from sordino.gradients.labels.readings import unlike_any
+from sordino.gradients.labels.vocabulary import NO_GRAD, STOPS
+from sordino.gradients.layers.derived import reached
+from sordino.gradients.layers.rules import RULEBOOK
 from sordino.gradients.measure import measured
-from sordino.gradients.pass_memory import ModuleTensors, PassMemory
-from sordino.gradients.pulled import Pullback, Pulled, Viewed
-from sordino.gradients.readings import unlike_any
-from sordino.gradients.refusals import Aside, early, one_pass, trained_in_a_pass
 from sordino.gradients.rows import Chunk, call, check_losses, tensors, tree_map
-from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.shards import Shards
-from sordino.gradients.slots import Slot, Use, check_held, not_implemented
+from sordino.gradients.state.generators import renew
+from sordino.gradients.state.kept import put_back
+from sordino.gradients.state.left import leaves, refuse_kept_values
+from sordino.gradients.state.pass_memory import ModuleTensors, PassMemory
+from sordino.gradients.sums.contributions import Contribution, Dense
+from sordino.gradients.sums.totals import Total, merged
 from sordino.gradients.survey import Held, check_state
-from sordino.gradients.tape import Tape
-from sordino.gradients.totals import Total, merged
-from sordino.gradients.vocabulary import NO_GRAD, STOPS
+from sordino.gradients.tape.checkpoints import without_checkpoints
+from sordino.gradients.tape.layout import Frame, Layout, Whole
+from sordino.gradients.tape.pulled import Pullback, Pulled, Viewed
+from sordino.gradients.tape.refusals import Aside, early, one_pass, trained_in_a_pass
+from sordino.gradients.tape.slots import Slot, Use, check_held, not_implemented
+from sordino.gradients.tape.tape import Tape
 
 Loss = Callable[[Any, Any], Tensor]
 Values = Mapping[str, Tensor]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sordino.errors import Refused
-from sordino.gradients.vocabulary import ASKS
+from sordino.gradients.labels.vocabulary import ASKS
 
 
 class Shards(Protocol):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
 from sordino.gradients import spectral
-from sordino.gradients.memory import checksum
-from sordino.gradients.normalisation import refuse_batchnorm
-from sordino.gradients.roots import has_state
+from sordino.gradients.layers.normalisation import refuse_batchnorm
+from sordino.gradients.state.roots import has_state
+from sordino.gradients.sums.memory import checksum
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino.errors import InputError, did_you_mean
-from sordino.gradients.standardisation import standardised_weight
+from sordino.gradients.sums.standardisation import standardised_weight
 
 FORMS = ("original", "enhanced", "batch")
 WIDTHS = (16, 32, 64)

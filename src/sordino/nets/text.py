@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError
-from sordino.gradients.gru import standardised_gru
+from sordino.gradients.layers.gru import standardised_gru
 
 
 class LstmClassifier(nn.Module):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.gradients.runs import stable
+from sordino.gradients.sums.runs import stable
 from sordino.sampling import LogicalBatch
 
 LONGEST_SUM = 4096

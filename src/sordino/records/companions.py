@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
-from sordino.gradients.companion_norm import STACKED_ROWS, companion_norm
+from sordino.gradients.layers.companion_norm import STACKED_ROWS, companion_norm
 from sordino.plan.contribution import Companions, Contribution
 from sordino.plan.core import Plan
 from sordino.plan.public import digest_of, refuse_shared_rows

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from sordino.errors import InputError, SordinoError
 from sordino.gradients.engine import row_loss
-from sordino.gradients.roots import roots_of
 from sordino.gradients.rows import Rows, call, placed, tensors, tree_map
-from sordino.gradients.trial import trial
+from sordino.gradients.state.roots import roots_of
+from sordino.gradients.state.trial import trial
 from sordino.records.companions import with_companions
 from sordino.records.mapped import Mapped
 from sordino.records.precision import refuse_half

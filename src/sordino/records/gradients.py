@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 from sordino.gradients.engine import Iterates, narrowest
 from sordino.gradients.rows import placed
 from sordino.gradients.shards import Shards

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping
 from sordino.errors import Refused
 from sordino.gradients import ClippedSum, Rows
-from sordino.gradients.assurance import Assurance
-from sordino.gradients.contributions import Dense
+from sordino.gradients.checks.assurance import Assurance
 from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
 from sordino.gradients.spectral import advance
+from sordino.gradients.sums.contributions import Dense
 from sordino.gradients.survey import checked_parameters
 from sordino.plan.contribution import Contribution, InnerMomentum, RecordMomentum
 from sordino.records.chunks import stable_chunks

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sordino.gradients import ClippedSum
-from sordino.gradients.left import Kept
+from sordino.gradients.state.left import Kept
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
 from sordino.records.gradients import GradientSum, Wrapper

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sordino.errors import SordinoError
 from sordino.gradients import verify
-from sordino.gradients.check import verify_shards
+from sordino.gradients.checks.brute_force import verify_shards
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.ranks.store import Store

@@ -24,7 +24,7 @@ from sordino import checks
 from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.gradients.checks.assurance import Assurance
 from sordino.gradients.rows import placed
 from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import advance

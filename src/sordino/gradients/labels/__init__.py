@@ -1,0 +1,1 @@
+"""Which row each position of an activation belongs to, followed operation by operation."""

@@ -1,0 +1,1 @@
+"""Rules for operations on parameters: a record's gradient, one file per family of layers."""
