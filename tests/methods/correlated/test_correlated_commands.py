@@ -63,4 +63,5 @@ def test_unknown_keys_and_other_samplers_are_errors() -> None:
     with pytest.raises(Refused, match="cyclic"):
         plan_of(method={"name": "correlated"}, sampling={"name": "allocation"})
     with pytest.raises(Refused, match="examples_per_user"):
-        plan_of(method={"name": "correlated"}, privacy={"unit": "user", "examples_per_user": 2})
+        owned = {"name": "npz", "path": "rows.npz", "user": "owner"}
+        plan_of(method={"name": "correlated"}, privacy={"unit": "user", "examples_per_user": 2}, data=owned)
