@@ -62,6 +62,6 @@ def test_unknown_keys_and_other_samplers_are_errors() -> None:
         plan_of(method={"name": "correlated", "strategie": "lambda"})
     with pytest.raises(Refused, match="cyclic"):
         plan_of(method={"name": "correlated"}, sampling={"name": "allocation"})
+    owned = {"name": "npz", "path": "rows.npz", "user": "owner"}
     with pytest.raises(Refused, match="examples_per_user"):
-        owned = {"name": "npz", "path": "rows.npz", "user": "owner"}
         plan_of(method={"name": "correlated"}, privacy={"unit": "user", "examples_per_user": 2}, data=owned)
