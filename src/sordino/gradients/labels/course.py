@@ -29,7 +29,7 @@ from sordino.gradients.labels.flow import flat
 from sordino.gradients.labels.lineage import Axis, Lineage, Many
 from sordino.gradients.labels.versions import version
 from sordino.gradients.labels.vocabulary import Kind, kind_of, names
-from sordino.gradients.sums.memory import checksum
+from sordino.gradients.sums.memory import address, checksum
 
 # whose whole numbers are sizes; others that draw have sizes in a tuple
 _SIZES = frozenset(names("rand randn new_zeros new_ones new_empty"))
@@ -65,7 +65,10 @@ class Course:
 
     def given(self, tensors: Sequence[Tensor]) -> None:
         """The inputs and targets of the pass."""
-        self._of.update({id(t): (-1, k) for k, t in enumerate(tensors)})
+        first: dict[Any, int] = {}  # a tensor that is given twice, as inputs and as targets, may be two views of it
+        for k, t in enumerate(tensors):
+            memory = (address(t), t.storage_offset(), t.shape, t.stride(), t.dtype) if address(t) else id(t)
+            self._of[id(t)] = -1, first.setdefault(memory, k)
 
     def note(
         self,
