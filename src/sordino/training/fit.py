@@ -37,7 +37,7 @@ from sordino.records.companions import companions_of, refuse_shared_companions, 
 from sordino.records.fitting import check_fits, fitted, rows_not_finite
 from sordino.records.gradients import Counted, Divisible, GradientSum
 from sordino.records.mapped import mapped
-from sordino.records.reading import collated, count_records, splits
+from sordino.records.reading import check_items, collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
@@ -187,6 +187,7 @@ def _ready(
             callback.check(names)
     seconds = None
     if rank is None or rank.leads:
+        check_items(whole)
         check_first_batch(model, loss, job.dataset, plan, source, job.settings, store)
         if store is None and job.settings.progress is not False:
             seconds = rehearsed_seconds(job, remade)
