@@ -98,8 +98,12 @@ class Pass:
             _check_crossed(self.tape.book.crossed)
             self.tape.book.orders.end(self.losses)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
+        except Refused:
+            self.tape.close()
+            raise
         except BaseException:
             self.tape.close()
+            self.check_written()  # a model that fails must not leave values of records: its state is saved
             raise
         book = self.tape.book
         known = label == ROWS and not book.hooked
@@ -151,16 +155,19 @@ class Pass:
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
         if self.custom:
             self.held.open_all()
-        with Aside(self.setup.parameters):
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                self.losses,
-                [*(t for _, t in watched), tape.token, *tape.roots.values()],
-                weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
-                retain_graph=keep,
-                allow_unused=True,
-            )
+        try:
+            with Aside(self.setup.parameters):
+                found: Sequence[Tensor | None] = torch.autograd.grad(
+                    self.losses,
+                    [*(t for _, t in watched), tape.token, *tape.roots.values()],
+                    weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
+                    retain_graph=keep,
+                    allow_unused=True,
+                )
+        finally:
+            if self.custom:
+                self.check_written()
         if self.custom:
-            self.check_written()
             _check_trained(self.setup)
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
