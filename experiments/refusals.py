@@ -9,7 +9,7 @@ The models are those of tests/gradients that must be refused: records that inter
 read, sizes that matter, rows that are written unseen. The engines are this one with a fault in it: rows given to the
 wrong records, gradients that are too small or not there. Weights, data and the run's own randomness depend on the seed.
 Each run ends where it is refused; of a model that behaves well in most batches some runs are never refused, and a size
-that matters may be padded away. `--movement` tells these from runs in which a fault was missed: from every batch of such
+that matters may be padded away. `--movement` tells these from runs in which a fault was missed: of every batch of such
 a run a few records are removed one by one, also the extreme one, and the engine sums without its checks (but with its
 padding). A run in which that moves the sum by more than one clip norm (and the margin of 2^-10) is *missed*.
 """
