@@ -158,6 +158,7 @@ def network(positions: int) -> tuple[nn.Module, Any]:
 def given(case: Case, seed: int) -> tuple[nn.Module, Any, tuple[Tensor, Tensor]]:
     """The model, its loss and its records."""
     make, features, double = case
+    torch.manual_seed(seed)
     model, loss = make()
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
