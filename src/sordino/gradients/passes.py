@@ -98,12 +98,10 @@ class Pass:
             _check_crossed(self.tape.book.crossed)
             self.tape.book.orders.end(self.losses)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
-        except Refused:
+        except BaseException as error:
             self.tape.close()
-            raise
-        except BaseException:
-            self.tape.close()
-            self.check_written()  # a model that fails must not leave values of records: its state is saved
+            if not isinstance(error, Refused):
+                self.check_written()  # what a model that fails has written must not be saved with its state
             raise
         book = self.tape.book
         known = label == ROWS and not book.hooked
@@ -167,8 +165,7 @@ class Pass:
         finally:
             if self.custom:
                 self.check_written()
-        if self.custom:
-            _check_trained(self.setup)
+                _check_trained(self.setup)
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(

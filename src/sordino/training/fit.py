@@ -169,11 +169,10 @@ def _ready(
 
     whole: the rows of the dataset, not grouped by user. remade: the update for a copy of the model.
     """
-    model, plan, rank, source = job.model, job.plan, ranks.current(), job.plan.source()
+    model, plan, rank, source, store = job.model, job.plan, ranks.current(), job.plan.source(), None
     same = f"{job.fingerprint} {job.settings.chunk}"
     checkpoints = None if job.folder is None else job.folder / "checkpoint"
     seen = agree(rank, same, model, job.dataset, checkpoints, job.settings.progress)
-    store = None
     if is_sharded(model):
         check_fits(model, loss, whole)  # fully_shard gathers: no rank may be missing
         store = Store(model, ranks.of_group())

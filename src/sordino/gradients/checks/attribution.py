@@ -125,7 +125,7 @@ def check_attribution(setup: Setup, data: Data, rows: int, found: Gap | None = N
 class _Narrow(TorchFunctionMode):
     """Whether a parameter or data is cast to half precision."""
 
-    found = False
+    found: bool = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -138,7 +138,7 @@ def _narrow(setup: Setup, data: Data) -> bool:
     and decides nothing: gradients are rounded to eight bits, in another order by autograd."""
     with _Narrow() as mode:
         losses_of(setup, data)
-    return mode.found
+    return bool(mode.found)
 
 
 def _relative(gap: Gap | None) -> float:
