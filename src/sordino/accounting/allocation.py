@@ -40,6 +40,7 @@ ROUNDING = 1e-12
 COARSEST = 64.0  # largest cell of log L: e^{MAX_LOSS + COARSEST} is a double
 _MOST_WORK = 40000  # limit on additions on geometric grids, in convolutions of few points (about 20 µs each)
 _MOST_LOG = 690.0  # e^−690 is a double with all digits; Q at the largest losses is P there divided by e^loss
+_LEAST_SHARE = 1e-300
 _MASS_ROUNDING = 1e-10  # bound on the relative error of a probability: sums of positive numbers
 
 
@@ -223,7 +224,7 @@ def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = contracted(cells(epoch.noise_multiplier, step, share / epoch.seen))
     # further out, because what the transform aliases is subtracted
-    total = summed(law, epoch.seen, share**2, above=False)
+    total = summed(law, epoch.seen, max(share**2, _LEAST_SHARE), above=False)
     values = _means(epoch, total.first, len(total.masses), step)
     there = (total.masses > 0) & (values > 0)
     return merged(total.masses[there] * (1 - _MASS_ROUNDING), values[there], interval, ROUNDING)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from sordino.accounting.pairs import Array, GridTooLarge
 
-MOST_CELLS = 1 << 15
+MOST_CELLS = 1 << 14
+_MOST_LOGS = 690.0  # length of a grid: quotients of its values are finite doubles
 _ALIKE = 4  # grids whose steps differ by at most this factor are converted to the finer one
 _PAIRS = 1 << 17  # pairs of values added at a time
 _MOST_POINTS = 1 << 22  # of a grid before its tails are cut: 32 MB
@@ -58,13 +59,18 @@ class Spread:
         places = _places(step, fine)
         low = min(a.lower, b.lower)
         result = np.zeros(_size(a, b, low, ratio, fine))
+        if max(len(a.masses), len(b.masses)) * step > _MOST_LOGS:
+            raise GridTooLarge("quotients of the values of a sum over batches are no doubles")
         for large, small, factor, least in _orders(a, b):
             start = (large.lower - low) * ratio
             near = _Near(large, small, factor, least, places)
             padded = near.padded(small.masses)
-            for cell, first, weights in near.hats():
-                here, mass = near.shifted(padded, weights, first)
-                _add(result, start + cell + here.start * ratio, ratio, large.masses[here] * mass)
+            up, down = near.often * near.up, near.often * (1 - near.up)
+            for cell, first, end in near.groups():
+                group = slice(first - near.least, end - near.least)
+                for weights, point in ((down[group], cell), (up[group], cell + 1)):
+                    here, mass = near.shifted(padded, weights, first)
+                    _add(result, start + point + here.start * ratio, ratio, large.masses[here] * mass)
             # e^{jh} + s with s < e^{jh}·(e^fine − 1) rises to the next point with probability s / (e^{jh}·(e^fine − 1))
             scale = small.lower * step
             mass = factor * large.masses * _far(small, small.masses, places.reach, large)
@@ -231,26 +237,6 @@ class _Near(Generic[_Variable]):
             edges = (np.flatnonzero(np.diff(self.cells)) + 1).tolist()
             for first, end in zip([0, *edges], [*edges, len(self.cells)], strict=True):
                 yield int(self.cells[first]), first + self.least, end + self.least
-
-    def hats(self) -> Iterator[tuple[int, int, Array]]:
-        """(point, first difference, weights): which part of the pairs with these differences goes to the point.
-
-        A point gets the lower parts of the cell above it and the upper parts of the cell below it, whose differences
-        follow those of the former.
-        """
-        up, down = self.often * self.up, self.often * (1 - self.up)
-        above = None  # the last cell, and its differences
-        for cell, first, end in self.groups():
-            here = slice(first - self.least, end - self.least)
-            if above is not None and above[0] == cell + 1:
-                yield above[0], above[1] + self.least, np.concatenate([down[above[1] : here.start], up[here]])
-            else:
-                if above is not None:
-                    yield above[0], above[1] + self.least, down[above[1] : here.start]
-                yield cell + 1, first, up[here]
-            above = cell, here.start
-        if above is not None:
-            yield above[0], above[1] + self.least, down[above[1] :]
 
     def padded(self, values: Array) -> Array:
         """Values at the points of `small`, with zeros around them."""
