@@ -46,7 +46,7 @@ def effort(monkeypatch: pytest.MonkeyPatch) -> Effort:
     for cache in (allocation.epoch_pmfs, allocation._powers, geometric._places):
         cache.cache_clear()
     convolve, composed, power = np.convolve, Composition._composed, lattice._power
-    monkeypatch.setattr(np, "convolve", found.counted(convolve, lambda a, b: 1e-5 + 5e-10 * len(a) * len(b)))
+    monkeypatch.setattr(np, "convolve", found.counted(convolve, lambda a, b: 8e-6 + 4e-10 * len(a) * len(b)))
     monkeypatch.setattr(
         Composition, "_composed", found.counted(composed, lambda _, tilt, first, last: 2e-7 * (last - first))
     )
