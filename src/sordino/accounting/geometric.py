@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.pairs import Array, GridTooLarge
 
-MOST_CELLS = 1 << 14
+MOST_CELLS = 1 << 15
 _MOST_LOGS = 690.0  # length of a grid: quotients of its values are finite doubles
 _ALIKE = 4  # grids whose steps differ by at most this factor are converted to the finer one
 _PAIRS = 1 << 17  # pairs of values added at a time
