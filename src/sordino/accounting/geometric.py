@@ -234,7 +234,7 @@ class _Near(Generic[_Variable]):
     def groups(self) -> Iterator[tuple[int, int, int]]:
         """(cell, first difference, end) for all differences, grouped by cell; the cells decrease."""
         if len(self.cells):
-            edges = (np.flatnonzero(np.diff(self.cells)) + 1).tolist()
+            edges: list[int] = (np.flatnonzero(np.diff(self.cells)) + 1).tolist()
             for first, end in zip([0, *edges], [*edges, len(self.cells)], strict=True):
                 yield int(self.cells[first]), first + self.least, end + self.least
 
