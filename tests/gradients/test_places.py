@@ -140,6 +140,28 @@ def test_what_only_rare_rows_show_is_refused_in_the_batch_where_it_matters(name:
         run({**BY_PLACE, **BY_NAME}[name], LAST)
 
 
+def test_trained_numbers_that_differ_from_place_to_place_are_refused_where_they_matter() -> None:
+    class Places(Gated):
+        def __init__(self) -> None:
+            super().__init__(lambda x, h: h if len(x) % 3 else h * self.signs.repeat(len(x) // 3)[:, None])
+            self.signs = nn.Parameter(torch.tensor([1.0, -1.0, 2.0]))
+
+    source = torch.Generator().manual_seed(5)
+    x, y = torch.randn(208, 8, generator=source), torch.randn(208, 3, generator=source)
+    x[200:, 0] = MARK
+    model, assurance = Places(), Assurance()
+    with pytest.raises(Refused):
+        for rows in (*(torch.arange(24 * k, 24 * k + 24) for k in range(6)), torch.arange(184, 208)):
+            clipped_sum(model, loss, Rows(x[rows], y[rows]), FlatClip(1.0), assurance=assurance)
+
+
+def test_a_model_that_has_no_loss_for_every_row_of_a_small_group_is_refused() -> None:
+    x, y = torch.randn(24, 8), torch.randn(24, 3)
+    model = Gated(lambda x, h: h * torch.tensor([1.0, -1.0]).repeat(len(x) // 2)[:, None])
+    with pytest.raises(Refused, match="one value per row"):
+        clipped_sum(model, loss, Rows(x, y), FlatClip(1.0), assurance=Assurance())
+
+
 ALIKE: dict[str, Effect] = {
     "sizes that only give a shape": lambda x, h: h.view(len(x), 4, 4).transpose(1, 2).reshape(len(x), 16),
     "zeros, ones": lambda x, h: h + torch.zeros(len(x), 16) * torch.ones(len(x), 1),
