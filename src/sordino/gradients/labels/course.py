@@ -27,6 +27,7 @@ from sordino.gradients.labels import flow, flow_layers, moves, selections
 from sordino.gradients.labels.book import Before
 from sordino.gradients.labels.flow import flat
 from sordino.gradients.labels.lineage import Axis, Lineage, Many
+from sordino.gradients.labels.readings import unlike_any
 from sordino.gradients.labels.versions import version
 from sordino.gradients.labels.vocabulary import Kind, kind_of, names
 from sordino.gradients.sums.memory import address, checksum
@@ -45,6 +46,8 @@ _ALIKE = (
 _MOVED = frozenset(names("permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis embedding"))
 _LEADING = frozenset(names("conv1d conv2d conv3d linear layer_norm rms_norm group_norm"))  # dimension 0 is not summed
 _BROADCAST = (flow.pointwise, flow.choice, flow_layers.attention)
+
+_EXACT = (int, bool, str, torch.dtype, torch.device, torch.memory_format, torch.layout, type(...))  # no floats: −0.0
 
 # where rows are: (length of the dimension, before, after, the dimension from the right if arguments are broadcast)
 Ways = tuple[tuple[int, int, int, int | None], ...]
@@ -157,9 +160,10 @@ class Course:
             self.places.add(len(self.steps))
         return content
 
-    def found(self) -> int | None:
-        """A hash of the course; None if the model has not asked for the number of rows."""
-        return hash(tuple(self.steps)) if self.steps else None
+    def found(self) -> tuple[Any, ...] | None:
+        """The course; None if the model has not asked for the number of rows. No hash of it: those of −1 and −2 are
+        equal, and so are those of 1 and 2⁶¹."""
+        return tuple(self.steps) if self.steps else None
 
 
 def _own_generator(args: Any, kwargs: Any) -> bool:
@@ -225,17 +229,19 @@ def _apart_from_rows(t: Tensor, label: Lineage | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A hashable copy of an argument; tensors in it are recorded by themselves."""
-    if isinstance(value, float):
-        return value if value == value else "nan"
-    if value is None or isinstance(value, (int, str, torch.dtype, torch.device)):
-        return type(value), value
+    """A copy of an argument that is equal only to that of the same value (0.0 and −0.0 differ); tensors in it are
+    recorded by themselves. What is not known equals nothing, so the batch is tested."""
+    kind = type(value)
+    if value is None or kind in _EXACT:
+        return kind, value
+    if isinstance(value, (int, float, complex, str)):
+        return kind, repr(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     if isinstance(value, dict):
         return tuple((key, _plain(v)) for key, v in value.items())
     if isinstance(value, slice):
         return "slice", _plain(value.start), _plain(value.stop), _plain(value.step)
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    return "tensor" if isinstance(value, Tensor) else str(type(value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return str(value.dtype), value.shape, value.tobytes()
+    return "tensor" if isinstance(value, Tensor) else next(unlike_any)
