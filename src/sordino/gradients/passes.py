@@ -66,10 +66,10 @@ class Pass:
     operations: a hash of what is computed, in order, and of the answers to questions about several rows. program: the
     same, and whether another dimension is as long as the batch, which might mislead the engine, not the model.
     sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
-    were read, if any. cut: the rows of some tensor do not lie in order along one dimension. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
-    change them, so that equal losses do not mean equal gradients. custom: Python code runs in the backward pass (a
-    hook, a custom function), which may use values of any row. reads: values of the data may be where no label follows
-    them, also if there is only one row.
+    were read, if any. cut: the rows of some tensor do not lie in order along one dimension. opened: the model was given
+    access to a tensor's memory. stops: the program may stop gradients or change them, so that equal losses do not mean
+    equal gradients. custom: Python code runs in the backward pass (a hook, a custom function), which may use values of
+    any row. reads: values of the data may be where no label follows them, also if there is only one row.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:

@@ -16,7 +16,7 @@ left out: wherever it is used again, the batch is tested.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _DRAWS = frozenset(
     names("rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like rrelu")
     + names("uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ dropout alpha_dropout")
 )
-_SHAPED = (moves.reshape, moves.expand)
+_SHAPED = (moves.reshape, moves.expand, moves.repeat)  # the shape of the result tells all
 _ALIKE = (
     *(flow.pointwise, flow.only_first, flow.choice, selections.getitem, selections.index_select),
     *(moves.expand, moves.repeat, moves.unsqueeze, moves.squeeze),
@@ -57,11 +57,11 @@ class Course:
     """What one pass computes. steps: from the first question on. places: the numbers of the steps in which something
     that is no data differs from row to row."""
 
-    def __init__(self, slot: Callable[[Any], Any], fixed: Callable[[Tensor], bool]) -> None:
-        """slot: finds the slot of a tensor. fixed: is it a parameter or a buffer?"""
+    def __init__(self, slots: Mapping[int, Any], fixed: Callable[[Tensor], bool]) -> None:
+        """slots: of tensors, by their id. fixed: is it a parameter or a buffer?"""
         self.steps: list[Any] = []
         self.places: set[int] = set()
-        self._slot, self._fixed = slot, fixed
+        self._slots, self._fixed = slots, fixed
         self._of: dict[int, tuple[int, int]] = {}  # the operation that made a tensor, and which of its results it is
         self._drawn: set[tuple[int, int]] = set()  # those that contain random numbers and no data
         self._contents: dict[Any, tuple[weakref.ref[Tensor], Any, bool]] = {}
@@ -100,15 +100,15 @@ class Course:
         for t, _, entry in before:
             if entry is not None:
                 data = True
-            elif self._slot(t) is not None:
+            elif id(t) in self._slots:
                 slotted = True
-            elif self._of.get(id(t)) in self._drawn:
+            elif self._drawn and self._of.get(id(t)) in self._drawn:
                 drawn = True
         if drawn and not data:
             self._drawn.update((number, k) for k in range(len(results)))
         if data and asked:
             labels = [None if (now := state(t)[2]) is None else now[1] for t in results]
-            if not labels or not all(isinstance(found, Many) for found in labels):
+            if not labels or any(type(found) is not Many for found in labels):
                 self._record(kind, call, before, list(map(_apart_from_rows, results, labels)), data)
         elif asked and (slotted or drawn):
             self._record(kind, call, before, results, data)
@@ -130,7 +130,7 @@ class Course:
             else:
                 ways = (_ways(kind, before) if data else ()) if ways is None else ways
                 step.append(self._which(t, ways))
-        if kind.rule not in _SHAPED and kind.rule is not moves.repeat:
+        if kind.rule not in _SHAPED and (kwargs or len(args) != 1 or not isinstance(args[0], Tensor)):
             sizes = kind.name in _SIZES
             made = sizes or kind.name in _DRAWS or kind.name == "new_full"
             left_out = (Tensor, tuple, list, int) if sizes else (Tensor, tuple, list) if made else Tensor
@@ -149,7 +149,7 @@ class Course:
     def _which(self, t: Tensor, rows: Ways) -> Any:
         """What identifies an argument that is no data: its content, or the operation that made it."""
         made = self._of.get(id(t))
-        if self._slot(t) is None and made not in self._drawn:
+        if id(t) not in self._slots and made not in self._drawn:
             key = id(t), version(t), rows
             if key not in self._contents or self._contents[key][0]() is not t:
                 self._contents[key] = weakref.ref(t), *_content(t, rows)
@@ -225,7 +225,8 @@ def _apart_from_rows(t: Tensor, label: Lineage | None) -> Any:
     """The shape of a result without its rows, and where they are."""
     if type(label) is not Axis:
         return t.ndim, t.dtype, t.requires_grad
-    return label, t.dtype, t.requires_grad, tuple(t.shape[: label.dim]), tuple(t.shape[label.dim + 1 :])
+    shape, place = t.shape, label.dim
+    return label, t.dtype, t.requires_grad, shape[:place], shape[place + 1 :]
 
 
 def _plain(value: Any) -> Any:

@@ -257,7 +257,10 @@ def settings_of(roots: Sequence[Any]) -> list[Any]:
         for key, value in module.__dict__.items() if isinstance(module, nn.Module) else ():
             if key in _INTERNAL:
                 continue
-            if isinstance(value, NUMBERS) or (type(value) is tuple and _PLAIN.issuperset(map(type, value))):
+            kind = type(value)
+            if kind is bool or kind is int:
+                found.append(value)
+            elif isinstance(value, NUMBERS) or (type(value) is tuple and _PLAIN.issuperset(map(type, value))):
                 found.append(repr(value) if type(value) is float else value)  # NaN is as NaN
             elif not isinstance(value, (Tensor, nn.Module)):
                 found.append(repr(mark(value)))
