@@ -148,6 +148,10 @@ def _job(
     refuse_shared_companions(model, splits(dataset))
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
+    if evaluate is not None and not callable(evaluate):
+        raise InputError(
+            f"evaluate is a {type(evaluate).__name__}: give a function of the model that returns a dict of numbers"
+        )
     update = chosen_update(plan, model, loss, optimizer, lr, settings, public)
     watching = checked(callbacks, plan, settings.eval_every)
     guarantee = plan.guarantee()  # raises before anything is read if there is none
@@ -181,7 +185,8 @@ def _ready(
     job = replace(job, store=store, seen=seen)
     job.loop().rehearse()  # finds an optimizer that fails on its settings before anything is written
     _check_grid(plan, model)
-    if any(type(callback).check is not Callback.check for callback in job.callbacks):
+    asked = any(type(callback).check is not Callback.check for callback in job.callbacks)
+    if asked or job.settings.eval_every != 1:  # an evaluation that fails does so now, not after many paid steps
         names = job.loop().evaluated()
         for callback in job.callbacks:
             callback.check(names)

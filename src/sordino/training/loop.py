@@ -160,8 +160,12 @@ class Loop:
         )  # fmt: skip
 
     def evaluated(self) -> dict[str, float]:
-        """What `evaluate` returns for the current weights: of public data, so it has no privacy cost."""
-        return self._measured(None)
+        """What `evaluate` returns for the current weights: of public data, so it has no privacy cost.
+
+        torch's generator is left as it was: a seeded run is the same with and without this evaluation.
+        """
+        with torch.random.fork_rng(devices=[]):
+            return self._measured(None)
 
     def restore(self) -> TrainState:
         """Loads the last checkpoint into model and optimizer, or returns the state before the first step.
