@@ -12,7 +12,6 @@ own key (`sordino.runs.signing`), and the reviewer gives the public key.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,7 @@ from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import FORMAT, Chain
+from sordino.runs import possible
 from sordino.runs import stated as agreed
 from sordino.runs.alike import alike, near, number, without_none
 from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
@@ -264,13 +264,17 @@ def _claim(found: _Found) -> str:
     claim = f"(ε = {up(claimed or plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
     if claim not in str(given.get("sentence")):  # the other words may be those of another version
         raise _Disagreement(f"the sentence in {RESULT} does not state {claim}, which the ledger's plan gives")
+    if (why := possible.result(plan, result, by_recipe=not possible.described(found.folder / RECIPE))) is not None:
+        raise _Disagreement(f"{RESULT} states {why}")
     words = f"; other words, of sordino {v}, were not compared" if (v := agreed.written_by(result)) else ""
     return f"δ, relation, records, noise and the sentence's numbers are those of the ledger's plan{words}"
 
 
 def _recipe(found: _Found) -> str:
     plan, written = found.planned(), tomllib.loads((found.folder / RECIPE).read_text(encoding="utf8"))
-    if dict(written.get("run") or {}).get("made_by") == "sordino.train":
+    if possible.described(found.folder / RECIPE):
+        if other := sorted(written.keys() - set(possible.DESCRIBED)):
+            raise _Disagreement(f"{RECIPE} has [{other[0]}], which sordino.train does not write")
         if not alike(written.get("plan"), without_none(plan.to_dict())):
             raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
         return "made by sordino.train, with the ledger's plan"
@@ -298,8 +302,10 @@ def _hashes(found: _Found) -> str:
     added = [name for name in PUBLISHED if name not in listed and (found.folder / name).exists()]
     if added:
         raise _Disagreement(f"{', '.join(added)} was added: {RESULT} does not list it")
+    if (name := possible.listed(listed)) is not None:
+        raise _Disagreement(f"{RESULT} lists {name}, which no run lists: it is made later, or elsewhere")
     for name, digest in listed.items():
-        path = found.folder / Path(str(name)).name
+        path = found.folder / name
         if not path.is_file():
             raise _Disagreement(f"{name} is missing")
         if file_digest(path) != digest:
@@ -317,18 +323,21 @@ def _model(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} was edited: it is not the one that {MODEL} was written with")
     if (key := agreed.model_differs(about, found.stated())) is not None:
         raise _Disagreement(f"{MODEL} states {key} = {about.get(key)!r}, which is not what {RESULT} states")
+    if (
+        why := possible.model(tensors, about, found.stated(), possible.lengths(found.planned(), found.ledger().entries))
+    ) is not None:
+        raise _Disagreement(f"{MODEL} {why}")
     return f"{len(tensors)} tensors, undamaged, made from this ledger and with this result, and stating the same"
 
 
 def _metrics(found: _Found) -> str:
     plan, result = found.planned(), found.stated()
     lines = (found.folder / METRICS).read_text(encoding="utf8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    steps = [row["step"] for row in rows]
-    if not rows or steps != sorted(steps):
-        raise _Disagreement(f"{METRICS} is empty, or its steps are not in order")
-    if steps[-1] != (result.get("stopped_at") or plan.steps):
-        raise _Disagreement(f"{METRICS} ends at step {steps[-1]}, which is not the last step of the run")
+    rows = [strict_json(line) for line in lines]
+    if (why := possible.metrics(rows)) is not None:
+        raise _Disagreement(f"{METRICS} {why}")
+    if rows[-1]["step"] != (result.get("stopped_at") or plan.steps):
+        raise _Disagreement(f"{METRICS} ends at step {rows[-1]['step']}, which is not the last step of the run")
     last = rows[-1]
     stopped = result.get("stopped_at") is not None  # then the result states the plan's ε, which is larger
     for key in ("test_accuracy", "test_error", *(() if stopped else ("epsilon",))):

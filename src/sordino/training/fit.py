@@ -186,7 +186,8 @@ def _ready(
     job.loop().rehearse()  # finds an optimizer that fails on its settings before anything is written
     _check_grid(plan, model)
     asked = any(type(callback).check is not Callback.check for callback in job.callbacks)
-    if asked or job.settings.eval_every != 1:  # an evaluation that fails does so now, not after many paid steps
+    # An evaluation that fails does so now, not after many paid steps; one may need statistics that are released later.
+    if asked or (job.settings.eval_every != 1 and not plan.statistics):
         names = job.loop().evaluated()
         for callback in job.callbacks:
             callback.check(names)
