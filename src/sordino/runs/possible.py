@@ -6,6 +6,7 @@ with values that a run could have had: those only a signature protects.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -28,8 +29,15 @@ _RESULT_KEYS = {
 }  # fmt: skip
 
 
-def result(plan: Plan, stated: Mapping[str, Any], *, by_recipe: bool) -> str | None:
-    """What is impossible in result.json; by_recipe: a recipe was run, which no callback stops."""
+def result(plan: Plan, stated: Mapping[str, Any], last: Mapping[str, Any], *, by_recipe: bool) -> str | None:
+    """What is impossible in result.json.
+
+    Args:
+        plan: The ledger's plan.
+        stated: The content of result.json.
+        last: The last row of the metrics, of which a method may repeat entries.
+        by_recipe: A recipe was run, which no callback stops.
+    """
     stopped, skipped = stated.get("stopped_at"), stated.get("skipped_steps")
     if stopped is not None and (by_recipe or not _whole(stopped, 1, plan.steps - 1)):
         return f"stopped_at = {stopped!r}, which a run of {plan.steps} steps {'by a recipe ' * by_recipe}can't have"
@@ -41,12 +49,21 @@ def result(plan: Plan, stated: Mapping[str, Any], *, by_recipe: bool) -> str | N
     if written_by(stated) is not None or SINGLE in stated:
         return None
     guarantee = plan.guarantee()
-    known = {*_RESULT_KEYS, *guarantee.beside, *plan.method.result_entries({}, None)}
+    known = {*_RESULT_KEYS, *guarantee.beside, *plan.method.result_entries(last, last)}
     if unknown := sorted(stated.keys() - known):
         return f"{', '.join(map(repr, unknown))}, which this version does not write"
     if unknown := sorted(dict(stated["guarantee"]).keys() - {"sentence", *guarantee.to_dict()}):
         return f"a guarantee with {', '.join(map(repr, unknown))}, which this version does not write"
     return None
+
+
+def last_row(metrics: Path) -> Mapping[str, Any]:
+    """The last row of metrics.jsonl; empty if it can't be read, which another check tells."""
+    try:
+        found = json.loads(metrics.read_text(encoding="utf8").splitlines()[-1])
+    except (OSError, ValueError, IndexError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def described(recipe: Path) -> bool:
@@ -81,16 +98,16 @@ def metrics(rows: Sequence[Any]) -> str | None:
 
 
 def model(
-    tensors: Mapping[str, Any], about: Mapping[str, Any], stated: Mapping[str, Any], released: set[Any]
+    tensors: Mapping[str, Any], about: Mapping[str, Any], stated: Mapping[str, Any], released: set[Any] | None
 ) -> str | None:
-    """What is impossible in model.safetensors; released: the lengths of the vectors in the ledger's steps."""
+    """What is impossible in model.safetensors; released: the lengths of the vectors in the ledger's steps, if known."""
     if written_by(stated) is None and (unknown := sorted(about.keys() - _MODEL_KEYS)):
         return f"states {', '.join(map(repr, unknown))}, which this version does not write"
     held = sum(tensor.numel() for tensor in tensors.values())
     trained = stated.get("parameters")
     if not _whole(trained, 1, held):
         return f"has {held} values, but {trained!r} parameters were trained"
-    if released != {trained}:
+    if released not in (None, {trained}):
         return f"has {trained} trained parameters, but the ledger's steps released another number of coordinates"
     return None
 

@@ -29,7 +29,17 @@ from sordino.release.ledger_lines import FORMAT, Chain
 from sordino.runs import possible
 from sordino.runs import stated as agreed
 from sordino.runs.alike import alike, near, number, without_none
-from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
+from sordino.runs.closing import (
+    EQUAL,
+    LEDGER,
+    MODEL,
+    REPORT,
+    RESULT,
+    SIGNATURE,
+    file_digest,
+    not_covered,
+    result_digest,
+)
 from sordino.runs.recipe import Recipe
 from sordino.runs.replan import differences, plan_of_recipe
 from sordino.runs.signing import public_key, why_not_signed
@@ -132,7 +142,7 @@ def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | Non
         relation=None if found.plan is None else found.plan.relation,
         secure=None if found.plan is None else found.plan.insecure_seed is None,
         adopted=0 if chain is None else max(0, len(chain.places) - 1),
-        not_covered=tuple(_not_covered(folder, stated)),
+        not_covered=tuple(not_covered(folder, {*_FILES, SIGNATURE}, stated.get("files"))),
         checks=tuple(checks),
     )
 
@@ -264,7 +274,8 @@ def _claim(found: _Found) -> str:
     claim = f"(ε = {up(claimed or plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
     if claim not in str(given.get("sentence")):  # the other words may be those of another version
         raise _Disagreement(f"the sentence in {RESULT} does not state {claim}, which the ledger's plan gives")
-    if (why := possible.result(plan, result, by_recipe=not possible.described(found.folder / RECIPE))) is not None:
+    last, by_recipe = possible.last_row(found.folder / METRICS), not possible.described(found.folder / RECIPE)
+    if (why := possible.result(plan, result, last, by_recipe=by_recipe)) is not None:
         raise _Disagreement(f"{RESULT} states {why}")
     words = f"; other words, of sordino {v}, were not compared" if (v := agreed.written_by(result)) else ""
     return f"δ, relation, records, noise and the sentence's numbers are those of the ledger's plan{words}"
@@ -273,8 +284,8 @@ def _claim(found: _Found) -> str:
 def _recipe(found: _Found) -> str:
     plan, written = found.planned(), tomllib.loads((found.folder / RECIPE).read_text(encoding="utf8"))
     if possible.described(found.folder / RECIPE):
-        if other := sorted(written.keys() - set(possible.DESCRIBED)):
-            raise _Disagreement(f"{RECIPE} has [{other[0]}], which sordino.train does not write")
+        if unknown := sorted(written.keys() - set(possible.DESCRIBED)):
+            raise _Disagreement(f"{RECIPE} has [{unknown[0]}], which sordino.train does not write")
         if not alike(written.get("plan"), without_none(plan.to_dict())):
             raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
         return "made by sordino.train, with the ledger's plan"
@@ -323,9 +334,8 @@ def _model(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} was edited: it is not the one that {MODEL} was written with")
     if (key := agreed.model_differs(about, found.stated())) is not None:
         raise _Disagreement(f"{MODEL} states {key} = {about.get(key)!r}, which is not what {RESULT} states")
-    if (
-        why := possible.model(tensors, about, found.stated(), possible.lengths(found.planned(), found.ledger().entries))
-    ) is not None:
+    released = None if found.plan is None else possible.lengths(found.plan, found.ledger().entries)
+    if (why := possible.model(tensors, about, found.stated(), released)) is not None:
         raise _Disagreement(f"{MODEL} {why}")
     return f"{len(tensors)} tensors, undamaged, made from this ledger and with this result, and stating the same"
 
@@ -384,14 +394,6 @@ _CHECKS: dict[str, Callable[[_Found], str]] = {
     "metrics": _metrics,
     "report": _page,
 }
-
-
-def _not_covered(folder: Path, stated: Mapping[str, Any]) -> Iterator[str]:
-    """Files and folders (hf/) that a reader could take for a part of the run and that nothing in it vouches for."""
-    listed = stated.get("files")
-    known = {*_FILES, SIGNATURE, *(listed if isinstance(listed, Mapping) else ())}
-    found = (path.name if path.is_file() else f"{path.name}/" for path in sorted(folder.iterdir()))
-    return (name for name in found if name not in known)
 
 
 QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")

@@ -187,7 +187,7 @@ def _ready(
     _check_grid(plan, model)
     asked = any(type(callback).check is not Callback.check for callback in job.callbacks)
     # An evaluation that fails does so now, not after many paid steps; one may need statistics that are released later.
-    if asked or (job.settings.eval_every != 1 and not plan.statistics):
+    if asked or (job.evaluate is not None and job.settings.eval_every != 1 and not plan.statistics):
         names = job.loop().evaluated()
         for callback in job.callbacks:
             callback.check(names)
