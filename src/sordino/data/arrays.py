@@ -95,7 +95,7 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
                 if name not in file.files:
                     raise InputError(
                         f"{path} has no array {name!r}: save it with numpy.savez(…, inputs=…, targets=…), or give the "
-                        "names of its arrays as data.inputs and data.targets",
+                        "names of its arrays as data.inputs and data.target",
                         private=f"it has {', '.join(file.files)}",
                     )
             return {name: file[name] for name in names}

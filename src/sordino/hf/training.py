@@ -72,7 +72,7 @@ def train(
     """
     kind = _task(model, task)
     if not isinstance(plan, Plan):
-        raise InputError(f"plan is a {type(plan).__name__}: make one, for example with sordino.dpsgd(…)")
+        raise InputError(f"plan is a {type(plan).__name__}: make one with a method of sordino")
     if evaluate is None and evaluates(training_arguments):
         raise InputError("training_arguments ask for an evaluation: give evaluate=…, a function of the model")
     optimizer, lr, settings = optimizer_and_settings(training_arguments, plan.steps, chunk=chunk)

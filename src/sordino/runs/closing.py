@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,3 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def not_covered(folder: Path, known: set[str], listed: Any) -> Iterator[str]:
-    """Files and folders (hf/) that a reader could take for a part of the run and that nothing in it vouches for.
-
-    Args:
-        folder: The run directory.
-        known: The names of the files that `verify` compares.
-        listed: What the result gives as its list of hashes.
-    """
-    known = known | set(listed if isinstance(listed, Mapping) else ())
-    found = (path.name if path.is_file() else f"{path.name}/" for path in sorted(folder.iterdir()))
-    return (name for name in found if name not in known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def lengths(plan: Plan, entries: Iterable[Mapping[str, Any]]) -> set[Any]:
 def listed(files: Mapping[str, Any]) -> str | None:
     """A name that the list of hashes can't have: a file that is made after it, or in another folder."""
     wrong = (name for name in files if name != MODEL and (name in NOT_BOUND or "/" in name or "\\" in name))
-    return next(wrong, None)
+    return next((f"{name}, which no run lists: it is made later, or elsewhere" for name in wrong), None)
 
 
 def metrics(rows: Sequence[Any]) -> str | None:
@@ -98,18 +98,35 @@ def metrics(rows: Sequence[Any]) -> str | None:
 
 
 def model(
-    tensors: Mapping[str, Any], about: Mapping[str, Any], stated: Mapping[str, Any], released: set[Any] | None
+    tensors: Mapping[str, Any],
+    about: Mapping[str, Any],
+    stated: Mapping[str, Any],
+    plan: Plan | None,
+    entries: Iterable[Mapping[str, Any]],
 ) -> str | None:
-    """What is impossible in model.safetensors; released: the lengths of the vectors in the ledger's steps, if known."""
+    """What is impossible in model.safetensors, with its document, the result, the plan (if known) and the ledger."""
     if written_by(stated) is None and (unknown := sorted(about.keys() - _MODEL_KEYS)):
         return f"states {', '.join(map(repr, unknown))}, which this version does not write"
     held = sum(tensor.numel() for tensor in tensors.values())
     trained = stated.get("parameters")
     if not _whole(trained, 1, held):
         return f"has {held} values, but {trained!r} parameters were trained"
-    if released not in (None, {trained}):
+    if plan is not None and lengths(plan, entries) != {trained}:
         return f"has {trained} trained parameters, but the ledger's steps released another number of coordinates"
     return None
+
+
+def not_covered(folder: Path, known: set[str], listed: Any) -> Iterator[str]:
+    """Files and folders (hf/) that a reader could take for a part of the run and that nothing in it vouches for.
+
+    Args:
+        folder: The run directory.
+        known: The names of the files that `verify` compares.
+        listed: What the result gives as its list of hashes.
+    """
+    known = known | set(listed if isinstance(listed, Mapping) else ())
+    found = (path.name if path.is_file() else f"{path.name}/" for path in sorted(folder.iterdir()))
+    return (name for name in found if name not in known)
 
 
 def _whole(value: Any, low: int, high: int) -> bool:

@@ -29,17 +29,7 @@ from sordino.release.ledger_lines import FORMAT, Chain
 from sordino.runs import possible
 from sordino.runs import stated as agreed
 from sordino.runs.alike import alike, near, number, without_none
-from sordino.runs.closing import (
-    EQUAL,
-    LEDGER,
-    MODEL,
-    REPORT,
-    RESULT,
-    SIGNATURE,
-    file_digest,
-    not_covered,
-    result_digest,
-)
+from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
 from sordino.runs.recipe import Recipe
 from sordino.runs.replan import differences, plan_of_recipe
 from sordino.runs.signing import public_key, why_not_signed
@@ -142,7 +132,7 @@ def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | Non
         relation=None if found.plan is None else found.plan.relation,
         secure=None if found.plan is None else found.plan.insecure_seed is None,
         adopted=0 if chain is None else max(0, len(chain.places) - 1),
-        not_covered=tuple(not_covered(folder, {*_FILES, SIGNATURE}, stated.get("files"))),
+        not_covered=tuple(possible.not_covered(folder, {*_FILES, SIGNATURE}, stated.get("files"))),
         checks=tuple(checks),
     )
 
@@ -275,8 +265,7 @@ def _claim(found: _Found) -> str:
     if claim not in str(given.get("sentence")):  # the other words may be those of another version
         raise _Disagreement(f"the sentence in {RESULT} does not state {claim}, which the ledger's plan gives")
     last, by_recipe = possible.last_row(found.folder / METRICS), not possible.described(found.folder / RECIPE)
-    if (why := possible.result(plan, result, last, by_recipe=by_recipe)) is not None:
-        raise _Disagreement(f"{RESULT} states {why}")
+    _possible(possible.result(plan, result, last, by_recipe=by_recipe), f"{RESULT} states")
     words = f"; other words, of sordino {v}, were not compared" if (v := agreed.written_by(result)) else ""
     return f"δ, relation, records, noise and the sentence's numbers are those of the ledger's plan{words}"
 
@@ -290,8 +279,7 @@ def _recipe(found: _Found) -> str:
             raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
         return "made by sordino.train, with the ledger's plan"
     recipe = Recipe.read(found.folder / RECIPE, allow_code=True)  # its code is not run
-    other = differences(plan_of_recipe(recipe, plan), plan)
-    if other:
+    if other := differences(plan_of_recipe(recipe, plan), plan):
         raise _Disagreement(f"{RECIPE} gives a different plan than the ledger: {other}")
     asked = recipe.privacy.epsilon
     if found.epsilon is not None and asked is not None and found.epsilon > asked * (1 + EQUAL):
@@ -313,8 +301,7 @@ def _hashes(found: _Found) -> str:
     added = [name for name in PUBLISHED if name not in listed and (found.folder / name).exists()]
     if added:
         raise _Disagreement(f"{', '.join(added)} was added: {RESULT} does not list it")
-    if (name := possible.listed(listed)) is not None:
-        raise _Disagreement(f"{RESULT} lists {name}, which no run lists: it is made later, or elsewhere")
+    _possible(possible.listed(listed), f"{RESULT} lists")
     for name, digest in listed.items():
         path = found.folder / name
         if not path.is_file():
@@ -334,9 +321,7 @@ def _model(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} was edited: it is not the one that {MODEL} was written with")
     if (key := agreed.model_differs(about, found.stated())) is not None:
         raise _Disagreement(f"{MODEL} states {key} = {about.get(key)!r}, which is not what {RESULT} states")
-    released = None if found.plan is None else possible.lengths(found.plan, found.ledger().entries)
-    if (why := possible.model(tensors, about, found.stated(), released)) is not None:
-        raise _Disagreement(f"{MODEL} {why}")
+    _possible(possible.model(tensors, about, found.stated(), found.plan, found.ledger().entries), MODEL)
     return f"{len(tensors)} tensors, undamaged, made from this ledger and with this result, and stating the same"
 
 
@@ -344,8 +329,7 @@ def _metrics(found: _Found) -> str:
     plan, result = found.planned(), found.stated()
     lines = (found.folder / METRICS).read_text(encoding="utf8").splitlines()
     rows = [strict_json(line) for line in lines]
-    if (why := possible.metrics(rows)) is not None:
-        raise _Disagreement(f"{METRICS} {why}")
+    _possible(possible.metrics(rows), METRICS)
     if rows[-1]["step"] != (result.get("stopped_at") or plan.steps):
         raise _Disagreement(f"{METRICS} ends at step {rows[-1]['step']}, which is not the last step of the run")
     last = rows[-1]
@@ -403,6 +387,11 @@ QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")
 def failed(verdict: Verdict) -> Iterator[Check]:
     """The checks that disagree."""
     return (check for check in verdict.checks if not check.ok)
+
+
+def _possible(why_not: str | None, what: str) -> None:
+    if why_not:
+        raise _Disagreement(f"{what} {why_not}")
 
 
 def _there(value: T | None, what: str) -> T:
