@@ -98,8 +98,10 @@ class Pass:
             _check_crossed(self.tape.book.crossed)
             self.tape.book.orders.end(self.losses)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
-        except BaseException:
+        except BaseException as error:
             self.tape.close()
+            if not isinstance(error, Refused):
+                self.check_written()  # what a model that fails has written must not be saved with its state
             raise
         book = self.tape.book
         known = label == ROWS and not book.hooked
@@ -151,17 +153,19 @@ class Pass:
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
         if self.custom:
             self.held.open_all()
-        with Aside(self.setup.parameters):
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                self.losses,
-                [*(t for _, t in watched), tape.token, *tape.roots.values()],
-                weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
-                retain_graph=keep,
-                allow_unused=True,
-            )
-        if self.custom:
-            self.check_written()
-            _check_trained(self.setup)
+        try:
+            with Aside(self.setup.parameters):
+                found: Sequence[Tensor | None] = torch.autograd.grad(
+                    self.losses,
+                    [*(t for _, t in watched), tape.token, *tape.roots.values()],
+                    weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
+                    retain_graph=keep,
+                    allow_unused=True,
+                )
+        finally:
+            if self.custom:
+                self.check_written()
+                _check_trained(self.setup)
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(

@@ -22,9 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sordino.accounting.account import TOLERANCE, account, checked_releases, composed_epsilon
+from sordino.accounting.account import account, checked_releases, composed_epsilon
 from sordino.accounting.calibration import calibrate, noise_guess
 from sordino.accounting.events import DpEvent, Release
+from sordino.accounting.grids import TOLERANCE
 from sordino.accounting.schemes import releases_of, theorem
 from sordino.accounting.spent import composed_entries, growing_curve
 from sordino.errors import InputError, Refused

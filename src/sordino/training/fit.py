@@ -37,7 +37,7 @@ from sordino.records.companions import companions_of, refuse_shared_companions, 
 from sordino.records.fitting import check_fits, fitted, rows_not_finite
 from sordino.records.gradients import Counted, Divisible, GradientSum
 from sordino.records.mapped import mapped
-from sordino.records.reading import collated, count_records, splits
+from sordino.records.reading import check_items, collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
@@ -170,11 +170,10 @@ def _ready(
 
     whole: the rows of the dataset, not grouped by user. remade: the update for a copy of the model.
     """
-    model, plan, rank, source = job.model, job.plan, ranks.current(), job.plan.source()
+    model, plan, rank, source, store = job.model, job.plan, ranks.current(), job.plan.source(), None
     same = f"{job.fingerprint} {job.settings.chunk}"
     checkpoints = None if job.folder is None else job.folder / "checkpoint"
     seen = agree(rank, same, model, job.dataset, checkpoints, job.settings.progress)
-    store = None
     if is_sharded(model):
         check_fits(model, loss, whole)  # fully_shard gathers: no rank may be missing
         store = Store(model, ranks.of_group())
@@ -185,6 +184,7 @@ def _ready(
     check_evaluation(job)
     seconds = None
     if rank is None or rank.leads:
+        check_items(whole)
         check_first_batch(model, loss, job.dataset, plan, source, job.settings, store)
         if store is None and job.settings.progress is not False:
             seconds = rehearsed_seconds(job, remade)

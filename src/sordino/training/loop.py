@@ -378,7 +378,7 @@ def require_ledger(ledger: Ledger, step: int, head: Head | None) -> None:
 @contextmanager
 def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterator[None]:
     """Evaluation mode, without gradients, at `values` if given; everything is restored afterwards."""
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     kept = {name: tensor.detach().clone() for name, tensor in model_tensors(model).items()}
     try:
         model.eval()
@@ -388,4 +388,5 @@ def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterat
             yield
     finally:
         load_model(model, kept)
-        model.train(was_training)
+        for module, mode in modes:  # a layer may be in evaluation mode while the model is in training mode
+            module.training = mode
