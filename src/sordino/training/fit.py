@@ -44,7 +44,7 @@ from sordino.sampling import Partition, cycle
 from sordino.training.agreement import agree, reporting
 from sordino.training.announced import evaluates, header, rehearsed_seconds
 from sordino.training.asked import check_asked, chosen_update
-from sordino.training.callbacks import Callback, checked, stopped, told_of_failure
+from sordino.training.callbacks import check_evaluation, checked, stopped, told_of_failure
 from sordino.training.first_batch import check_first_batch
 from sordino.training.histogram import check_declared, release_histogram
 from sordino.training.job import Job, Result, fingerprint_of
@@ -148,6 +148,7 @@ def _job(
     refuse_shared_companions(model, splits(dataset))
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
+    checks.function("evaluate", evaluate, "of the model that returns a dict of numbers")
     update = chosen_update(plan, model, loss, optimizer, lr, settings, public)
     watching = checked(callbacks, plan, settings.eval_every)
     guarantee = plan.guarantee()  # raises before anything is read if there is none
@@ -180,10 +181,7 @@ def _ready(
     job = replace(job, store=store, seen=seen)
     job.loop().rehearse()  # finds an optimizer that fails on its settings before anything is written
     _check_grid(plan, model)
-    if any(type(callback).check is not Callback.check for callback in job.callbacks):
-        names = job.loop().evaluated()
-        for callback in job.callbacks:
-            callback.check(names)
+    check_evaluation(job)
     seconds = None
     if rank is None or rank.leads:
         check_items(whole)
