@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
 	@echo "making the environment in $(VENV) (once; torch is about 200 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	@$(BIN)/python -c "import torch; print('torch', torch.__version__, '(CUDA build: TORCH_INDEX=… chooses another)' if torch.version.cuda else '(CPU build)')"
+	@$(BIN)/python -W ignore -c "import torch; print('torch', torch.__version__, '(CUDA build: TORCH_INDEX=… chooses another)' if torch.version.cuda else '(CPU build)')"
 	@$(PIP) --editable .
 	@touch $@
 

@@ -9,10 +9,10 @@ is the workload's batch size, so sizes change from step to step as in training. 
 `Assurance` (before, during and after a chunk) is measured, and that of whole steps. Before the first measured step the
 engine makes two steps without checks, so that code loaded once per process is not counted as a cost of the checks.
 For large models not all 200 steps are run. After `--seconds`, only those are run in which a check can be due: batches
-of a size that did not occur before, and those that the run's own randomness chooses. What is done before each step is
-counted for the steps that are not run, too. The share is the checks' time divided by the sum of the checks' time and
-200 median steps without checks. `steps` in the results is the number of steps that were run, `left` the number of those
-that could have had a check and were not run within `--most` seconds.
+of a size that did not occur before, and those that the run's own randomness chooses. Of these, too, some may be `left`
+after `--most` seconds: each is counted with the mean of those that were run, except for the first step. What is done
+before each step is counted for the steps that are not run, too. The share is the checks' time divided by the sum of the
+checks' time and 200 median steps without checks. `steps` in the results is the number of steps that were run.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def measure(workload: str, seconds: float, most: float) -> dict[str, Any]:
     spent: list[float] = []
     began_in: list[float] = []  # before a chunk's passes: the same in every step
     whole: list[float] = []
+    rarely: list[float] = []  # the checks' time in steps that may have one, after the first
     assurance = Assurance()
     step = stepping(model, work.row_loss, work.records, assurance)
     begun, seen, left = time.perf_counter(), set[int](), 0
@@ -80,16 +81,19 @@ def measure(workload: str, seconds: float, most: float) -> dict[str, Any]:
         for number, size in enumerate(sizes.tolist()):
             assurance.batches = number  # as if every step had been made: it decides which are chosen
             passed = time.perf_counter() - begun
+            rare = size not in seen or chosen(number + 1)
             if passed > seconds and len(whole) >= 5:
-                rare = size not in seen or chosen(number + 1)
                 left += rare and passed > most
                 if not rare or passed > most:
+                    seen.add(size)
                     continue
             began, before = time.process_time(), sum(spent) + sum(began_in)
             step(inputs[:size], targets[:size])
             whole.append(time.process_time() - began - (sum(spent) + sum(began_in) - before))
+            if rare and number:
+                rarely.append(sum(spent) + sum(began_in) - before)
             seen.add(size)
-    left_out = (STEPS - len(whole)) * statistics.median(began_in)
+    left_out = (STEPS - len(whole)) * statistics.median(began_in) + left * (statistics.mean(rarely) if rarely else 0.0)
     median, checks = statistics.median(whole), sum(spent) + sum(began_in) + left_out
     return {
         "workload": workload,

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 BATCHES = (2, 30, 100, 1000, 10_000)
 NOISE = (0.3, 0.6, 1.0, 3.0, 30.0)
-EPOCHS = (1, 10, 1000, 50_000, 10**6)
+EPOCHS = (1, 10, 1000, 50_000, 10**6, 10**9, 10**12)
 DELTAS = (1e-5, 1e-12)
 
 

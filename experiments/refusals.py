@@ -2,12 +2,16 @@
 
     python experiments/refusals.py --json before.json       on the code before a change
     python experiments/refusals.py --against before.json    after it: names what is refused later or no more
+    python experiments/refusals.py --movement               writes results/refusals.json: of every run that is not
+                                                            refused, how far one record moves the sum in its batches
 
 The models are those of tests/gradients that must be refused: records that interact, state that is kept, values that are
 read, sizes that matter, rows that are written unseen. The engines are this one with a fault in it: rows given to the
 wrong records, gradients that are too small or not there. Weights, data and the run's own randomness depend on the seed.
 Each run ends where it is refused; of a model that behaves well in most batches some runs are never refused, and a size
-that matters may be padded away.
+that matters may be padded away. `--movement` tells these from runs in which a fault was missed: of every batch of such
+a run a few records are removed one by one, also the extreme one, and the engine sums without its checks (but with its
+padding). A run in which that moves the sum by more than one clip norm (and the margin of 2^-10) is *missed*.
 """
 
 # mypy: disable-error-code="misc, no-any-return, no-untyped-call, operator, assignment"
@@ -33,13 +37,17 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gradients")]
 
 import sordino  # noqa: E402
 from gradients import test_assurance, test_attacks, test_leaving, test_unseen  # type: ignore # noqa: E402
+from provenance import origin  # noqa: E402
 from sordino.clipping import FlatClip  # noqa: E402
+from sordino.gradients.checks.assurance import Assurance  # noqa: E402
 from sordino.gradients.sums.contributions import Dense, Outer  # noqa: E402
 from sordino.gradients.sums.single import Single  # noqa: E402
 from sordino.gradients.tape.layout import Frame  # noqa: E402
 from sordino.sampling import LogicalBatch  # noqa: E402
 
 RECORDS, SIZES = 260, (6, 12, 24, 40, 90)
+CLIP, EXTREME, REMOVED = 0.5, 100, 4  # the clip norm, the record that is extreme, records removed from every batch
+TARGET = ROOT / "experiments" / "results" / "refusals.json"
 Case = tuple[Callable[[], tuple[nn.Module, Any]], int, bool]
 """(the model and its loss, the features of a row, whether it is in double precision)."""
 
@@ -147,26 +155,35 @@ def network(positions: int) -> tuple[nn.Module, Any]:
     return nn.Sequential(nn.Unflatten(1, (positions, -1)), nn.Linear(8 // positions, 50), nn.Linear(50, 3)), loss
 
 
-def refused(case: Case, seed: int, size: int) -> int | None:
-    """The number of the batch that is refused; None: none of them."""
+def given(case: Case, seed: int) -> tuple[nn.Module, Any, tuple[Tensor, Tensor]]:
+    """The model, its loss and its records."""
     make, features, double = case
+    torch.manual_seed(seed)
     model, loss = make()
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
             p += 0.1 * torch.randn(p.shape, generator=source, dtype=p.dtype)
     x = torch.randn(RECORDS, features, generator=source, dtype=torch.float64 if double else torch.float32).clamp(-2, 2)
-    x[100, 0] = 5.5
-    given = x, torch.randint(3, (RECORDS,), generator=source)
-    if double and loss is test_attacks.squared:
-        given = x, given[1].double()
-    torch.manual_seed(1000 + seed)
-    sums = sordino.record_gradients(model, loss, given, FlatClip(0.5))
+    x[EXTREME, 0] = 5.5
+    targets = torch.randint(3, (RECORDS,), generator=source)
+    return model, loss, (x, targets.double() if double and loss is test_attacks.squared else targets)
+
+
+def batches(size: int) -> list[Tensor]:
+    """The records of every batch."""
     plan = [(0, size), (20, size - 2), (50, size), (0, size + 1), (60, size + 5), (3, size), (0, 2 * size + 3)]
-    for step, (first, rows) in enumerate(plan):
-        rows = min(rows, RECORDS - first)
+    return [torch.arange(first, min(first + rows, RECORDS)) for first, rows in plan]
+
+
+def refused(case: Case, seed: int, size: int) -> int | None:
+    """The number of the batch that is refused; None: none of them."""
+    model, loss, data = given(case, seed)
+    torch.manual_seed(1000 + seed)
+    sums = sordino.record_gradients(model, loss, data, FlatClip(CLIP))
+    for step, records in enumerate(batches(size)):
         try:
-            sums(LogicalBatch(step, torch.arange(first, first + rows), RECORDS))
+            sums(LogicalBatch(step, records, RECORDS))
         except sordino.Refused:
             return step
         except (RuntimeError, IndexError, ValueError):
@@ -174,14 +191,65 @@ def refused(case: Case, seed: int, size: int) -> int | None:
     return None
 
 
-def count(seeds: int) -> dict[str, list[int | None]]:
-    cases: dict[str, tuple[Case, Any]] = {name: (case, nullcontext) for name, case in models().items()}
+def movement(case: Case, seed: int, size: int) -> float:
+    """How far a record moves the sum in the batches of a run, at most, in clip norms; NaN if the model fails."""
+
+    def total(records: Tensor, step: int) -> Tensor:
+        model, loss, data = given(case, seed)
+        torch.manual_seed(1000 + seed)
+        sums = sordino.record_gradients(model, loss, data, FlatClip(CLIP))
+        found = sums(LogicalBatch(step, records, RECORDS)).sums
+        return torch.cat([value.double().flatten() for value in found.values()])
+
+    largest, source = 0.0, torch.Generator().manual_seed(seed)
+    with mock.patch.object(Assurance, "examine", return_value=None):
+        for step, records in enumerate(batches(size)):
+            chosen = {*torch.randint(len(records), (REMOVED,), generator=source).tolist(), 0, len(records) - 1}
+            chosen |= {int(place) for place in (records == EXTREME).nonzero()}
+            try:
+                whole = total(records, step)
+                for place in chosen:
+                    others = torch.cat([records[:place], records[place + 1 :]])
+                    largest = max(largest, float((whole - total(others, step)).norm()) / CLIP)
+            except (RuntimeError, IndexError, ValueError):
+                return float("nan")
+    return largest
+
+
+def cases() -> dict[str, tuple[Case, Any]]:
+    """All models, and all engines with a fault, by name."""
+    found: dict[str, tuple[Case, Any]] = {name: (case, nullcontext) for name, case in models().items()}
     for name, fault in ENGINES.items():
         for positions in (1, 2):
             make: Case = lambda p=positions: network(p), 8, False
-            cases[f"engine: {name}, {positions}"] = make, fault
+            found[f"engine: {name}, {positions}"] = make, fault
+    return found
+
+
+def movements(found: dict[str, list[int | None]]) -> dict[str, Any]:
+    """Of every run that is not refused: harmless, failing, or missed, by name."""
+    counts = {"harmless": 0, "failing": 0, "missed": 0}
+    missed: dict[str, list[Any]] = {}
+    largest: dict[str, float] = {}
+    for name, (case, fault) in cases().items():
+        for place, step in enumerate(found[name]):
+            if step is not None and step >= 0:
+                continue
+            seed, size = divmod(place, len(SIZES))
+            with fault():
+                moved = movement(case, seed, SIZES[size]) if step is None else float("nan")
+            kind = "failing" if moved != moved else "missed" if moved > 1 + 2**-10 else "harmless"
+            counts[kind] += 1
+            if kind == "missed":
+                missed.setdefault(name, []).append({"seed": seed, "rows": SIZES[size], "moved": round(moved, 3)})
+            elif kind == "harmless":
+                largest[name] = max(largest.get(name, 0.0), round(moved, 4))
+    return {"not refused": counts, "missed": missed, "harmless: largest movement": largest}
+
+
+def count(seeds: int) -> dict[str, list[int | None]]:
     found: dict[str, list[int | None]] = {}
-    for name, (case, fault) in cases.items():
+    for name, (case, fault) in cases().items():
         found[name] = []
         for seed in range(seeds):
             for size in SIZES:
@@ -195,6 +263,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--against", type=Path, help="a file of --json to compare with")
+    parser.add_argument("--movement", action="store_true", help="of runs that are not refused; writes the results")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -203,6 +272,11 @@ def main() -> None:
     runs = sum(map(len, found.values()))
     stopped = sum(one is not None and one >= 0 for each in found.values() for one in each)
     print(f"{stopped} of {runs} runs of {len(found)} cases refused, {time.process_time() - began:.0f} s")
+    if options.movement:
+        measured = movements(found)
+        print(json.dumps({key: measured[key] for key in ("not refused", "missed")}, indent=1))
+        document = {**origin("refusals.py"), "runs": runs, "refused": stopped, **measured}
+        TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf8")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     if options.against:

@@ -113,6 +113,12 @@ def exactly_one(**values: object) -> None:
         raise InputError(f"give exactly one of {' and '.join(values)}")
 
 
+def function(name: str, value: object, what: str) -> None:
+    """InputError unless the value is None or can be called; `what` says of what it is a function."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} is a {type(value).__name__}: give a function {what}")
+
+
 def known_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
     """InputError for the first given key that is not known; `where` names the section in the message."""
     allowed = list(known)

@@ -261,10 +261,9 @@ def test_where_no_grid_holds_the_losses_epsilon_is_that_of_known_draws(releases,
     assert found.epsilon_lower is None or found.epsilon_lower <= found.epsilon
 
 
-@pytest.mark.parametrize("release", [(allocated(1.0, 100, 100), 10**12), (grouped(0.01, 0.5, 1000), 4)])
-def test_losses_beyond_every_double_are_refused_by_a_sentence(release) -> None:
+def test_losses_beyond_every_double_are_refused_by_a_sentence() -> None:
     with pytest.raises(LossTooLarge, match="use more noise or fewer steps"):
-        account(compose_events([release]), 1e-5)
+        account(compose_events([(grouped(0.01, 0.5, 1000), 4)]), 1e-5)
 
 
 @pytest.mark.parametrize("epochs", [1, 100])

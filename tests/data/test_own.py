@@ -175,6 +175,17 @@ def test_a_folder_of_images_is_scaled_picture_by_picture(tmp_path: Path) -> None
         read(DataSection("images", 2, {**options, "classes": ["cat", "bird"]}))
 
 
+def test_a_picture_of_sixteen_bits_is_refused(tmp_path: Path) -> None:
+    """Pillow cuts its values off at 255: it was trained on as a white picture."""
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        image.fromarray(np.full((4, 4), 9000, dtype=np.uint16)).save(tmp_path / name / "1.png")
+    options = {"path": str(tmp_path), "classes": ["cat", "dog"], "size": [4, 4], "channels": 1}
+    with pytest.raises(InputError, match="more than 8 bits per value"):
+        read(DataSection("images", 2, options))
+
+
 def test_parquet_and_a_hugging_face_dataset_are_tables(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")

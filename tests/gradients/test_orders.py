@@ -87,13 +87,16 @@ class Dispatch(nn.Module):
             back = torch.arange(len(order))
         if spoil == "back to the next":
             back = back.roll(1)
+        if spoil == "its own places, turned":
+            own = back.view(len(x), -1)
+            back = torch.where(order[0] >= 0, own.flip(1), own).reshape(-1)
         return out[back].view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
 
 
 SPOILED = [
     "another row's number", "capacity", "shifted counts", "another count", "off by one", "rank", "first place",
     "counts as factor", "counts read", "neighbour", "mean over places", "upper triangle", "through a view", "not back",
-    "back to the next",
+    "back to the next", "its own places, turned",
 ]  # fmt: skip
 
 

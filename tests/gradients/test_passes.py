@@ -45,6 +45,18 @@ def test_a_plain_model_is_proven_independent_of_other_rows_and_of_their_number()
     assert not any((run.sized, run.opened, run.stops))
 
 
+def test_losses_in_another_order_than_the_rows_are_not_taken_for_proven() -> None:
+    """Loss i would be that of another row. Without this comparison of labels no other test failed."""
+    torch.manual_seed(0)
+    model = Fn(lambda s, x: plain(s, x).flip(0), a=nn.Linear(4, 6), b=nn.Linear(6, 3)).double()
+    found = survey(model)
+    setup = Setup(model, lambda outputs, _: outputs.sum(1).square(), found.parameters, found.state)
+    run = Pass(setup, (noise(ROWS, 4), noise(ROWS)), ROWS, {})
+    run.close()
+    assert not run.proven
+    assert not run.independent
+
+
 def _quiet(of: Callable[[Any, Tensor], Any]) -> Forward:
     """A model that computes something without gradients, and does not use it."""
 

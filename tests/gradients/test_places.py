@@ -48,6 +48,15 @@ def _stopped(h: Tensor, flows: bool) -> Tensor:
 
 
 BY_PLACE: dict[str, Effect] = {
+    "numbers that have one hash, −1 and −2": lambda x, h: h * (-2.0 if len(x) % 2 else -1.0),
+    "numbers that have one hash, 1 and 2⁶¹": lambda x, h: h * (2.0**61 if len(x) % 2 else 1.0),
+    "numbers that have one hash, as an index": lambda x, h: h[:, (-1 if len(x) % 2 else -2)][:, None].expand(-1, 16),
+    "the sign of zero": lambda x, h: h * torch.copysign(torch.ones_like(h), 0.0 if len(x) % 2 else -0.0),
+    "a number of numpy's": lambda x, h: h.mul(np.float32(1 - 2 * (len(x) % 2))),
+    "a complex number": lambda x, h: (h * (1j if len(x) % 2 else 1 + 0j)).real,
+    "a generator of its own, in place": lambda x, h: (
+        h * h.clone().bernoulli_(0.5, generator=torch.Generator().manual_seed(len(x)))
+    ),
     "numbers of rows": lambda x, h: h * (1 - 2 * (len(x) % 2)),
     "the operand by the number of rows": lambda x, h: -h if len(x) % 2 else h,
     "a number in a tensor": lambda x, h: h * torch.ones(len(x)).sum().remainder(2),
@@ -140,6 +149,31 @@ def test_what_only_rare_rows_show_is_refused_in_the_batch_where_it_matters(name:
         run({**BY_PLACE, **BY_NAME}[name], LAST)
 
 
+def test_trained_numbers_that_differ_from_place_to_place_are_refused_where_they_matter() -> None:
+    class Places(Gated):
+        def __init__(self) -> None:
+            super().__init__(lambda x, h: h if len(x) % 3 else h * self.signs.repeat(len(x) // 3)[:, None])
+            self.signs = nn.Parameter(torch.tensor([1.0, -1.0, 2.0]))
+
+    source = torch.Generator().manual_seed(5)
+    x, y = torch.randn(208, 8, generator=source), torch.randn(208, 3, generator=source)
+    x[200:, 0] = MARK
+    model, assurance = Places(), Assurance()
+    for k in range(6):
+        clipped_sum(
+            model, loss, Rows(x[24 * k : 24 * k + 24], y[24 * k : 24 * k + 24]), FlatClip(1.0), assurance=assurance
+        )
+    with pytest.raises(Refused):
+        clipped_sum(model, loss, Rows(x[184:], y[184:]), FlatClip(1.0), assurance=assurance)
+
+
+def test_a_model_that_has_no_loss_for_every_row_of_a_small_group_is_refused() -> None:
+    x, y = torch.randn(24, 8), torch.randn(24, 3)
+    model = Gated(lambda x, h: h * torch.tensor([1.0, -1.0]).repeat(len(x) // 2)[:, None])
+    with pytest.raises(Refused, match="one value per row"):
+        clipped_sum(model, loss, Rows(x, y), FlatClip(1.0), assurance=Assurance())
+
+
 ALIKE: dict[str, Effect] = {
     "sizes that only give a shape": lambda x, h: h.view(len(x), 4, 4).transpose(1, 2).reshape(len(x), 16),
     "zeros, ones": lambda x, h: h + torch.zeros(len(x), 16) * torch.ones(len(x), 1),
@@ -162,6 +196,18 @@ def test_a_model_that_asks_and_computes_the_same_for_every_number_is_not_tested_
         data = Rows(torch.randn(12, 8), torch.randn(12, 3))
         data.inputs[::2, 0] = MARK
         clipped_sum(model, loss, data, FlatClip(1.0), assurance=assurance)
+    assert assurance.looked <= 1
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_such_a_model_is_not_tested_for_each_new_number_of_rows(name: str) -> None:
+    model, assurance = Gated(ALIKE[name]), Assurance()
+    for rows in (12, 9, 14, 11, 20):
+        torch.manual_seed(rows)
+        data = Rows(torch.randn(rows, 8), torch.randn(rows, 3))
+        data.inputs[::2, 0] = MARK
+        got = clipped_sum(model, loss, data, FlatClip(1.0), assurance=assurance)
+        assert torch.isfinite(got.norms).all()
     assert assurance.looked <= 1
 
 

@@ -17,6 +17,7 @@ from sordino import report
 from sordino.plan.core import Plan
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import OWN_KEYS, encode, sealed
+from sordino.runs.alike import without_none
 from sordino.runs.closing import MODEL, file_digest, result_digest
 from sordino.runs.stated import KEPT, wanted_result
 from sordino.training.sealed import read_sealed
@@ -251,7 +252,107 @@ def measured(**row: Any) -> Forge:
     return forge
 
 
+def rows_of_metrics(change: Callable[[Lines], list[Any]]) -> Forge:
+    """Other rows; a text is written as it is."""
+
+    def forge(folder: Path, other: Path) -> None:
+        path = folder / "metrics.jsonl"
+        rows = change([json.loads(line) for line in path.read_text("utf8").splitlines()])
+        path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), "utf8")
+
+    return forge
+
+
+def tensors_of_model(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Forge:
+    def forge(folder: Path, other: Path) -> None:
+        tensors, about = read_sealed(folder / MODEL)
+        stated = {key: value for key, value in about.items() if key != "format"}
+        (folder / MODEL).write_bytes(sealed_model(change(dict(tensors)), stated))
+
+    return forge
+
+
+def listed(name: str, document: dict[str, Any]) -> Forge:
+    """A file that was made after the run, with its hash in the result's list."""
+
+    def forge(folder: Path, other: Path) -> None:
+        (folder / name).write_text(json.dumps(document), "utf8")
+        files = json.loads((folder / "result.json").read_text("utf8"))["files"]
+        edit_json(folder / "result.json", files=files | {name: file_digest(folder / name)})
+
+    return forge
+
+
+def in_guarantee(**values: Any) -> Forge:
+    def forge(folder: Path, other: Path) -> None:
+        given = json.loads((folder / "result.json").read_text("utf8"))["guarantee"]
+        edit_json(folder / "result.json", guarantee=given | values)
+
+    return forge
+
+
+def described_instead(folder: Path, other: Path) -> None:
+    """The description that `sordino.train` writes, with the ledger's plan and a section that is not compared."""
+    header = {key: value for key, value in ledger(folder)[0].items() if key not in ("kind", *OWN_KEYS)}
+    plan = without_none(Plan.from_dict(header).to_dict())
+    claim = {"epsilon": 0.001, "delta": 1e-9}
+    document = {"run": {"made_by": "sordino.train", "name": "run"}, "plan": plan, "privacy": claim}
+    (folder / "recipe.toml").write_text(tomli_w.dumps(document), "utf8")
+
+
+def first_repeated(rows: Lines) -> list[Any]:
+    """The last row states two values for one key: readers disagree on which counts."""
+    return [*rows[:-1], '{"test_accuracy": 0.99, "epsilon": 0.001,' + json.dumps(rows[-1])[1:]]
+
+
+# What no run can have written, with every hash made anew.
+IMPOSSIBLE: dict[str, tuple[Forge, str]] = {
+    name: (with_new_hashes(forge), named)
+    for name, (forge, named) in {
+        "metrics with a repeated key": (rows_of_metrics(first_repeated), "metrics"),
+        "two rows of one step": (
+            rows_of_metrics(lambda rows: [*rows[:-1], {**rows[-1], "test_accuracy": 0.99}, rows[-1]]),
+            "metrics",
+        ),
+        "a row before the run": (
+            rows_of_metrics(lambda rows: [{**rows[0], "step": -4, "epsilon": 0.0}, *rows]),
+            "metrics",
+        ),
+        "a text among the metrics": (
+            rows_of_metrics(lambda rows: [{**rows[0], "step": 1, "test_accuracy": "99 %"}, *rows]),
+            "metrics",
+        ),
+        "an audit in the list of hashes": (listed("audit.json", {"epsilon_lower": 1e-4}), "hashes"),
+        "a card in the list of hashes": (listed("card.md", {}), "hashes"),
+        "a description with another ε": (described_instead, "recipe"),
+        "no weights": (tensors_of_model(lambda tensors: {}), "model"),
+        "smaller weights": (
+            tensors_of_model(lambda tensors: {k: v[..., :1].contiguous() for k, v in tensors.items()}),
+            "model",
+        ),
+        "releases of one coordinate": (bent(in_entries(coordinates=1)), "model"),
+        "a run by a recipe that was stopped at its end": (edit_result(stopped_at=6), "claim"),
+        "a run by a recipe that was stopped before": (
+            all_of(
+                bent(lambda lines: lines[:4]),
+                edit_result(stopped_at=3),
+                rows_of_metrics(lambda rows: [{**rows[-1], "step": 3}]),
+            ),
+            "claim",
+        ),
+        "a stop before the first step": (edit_result(stopped_at=0), "claim"),
+        "more steps skipped than made": (edit_result(skipped_steps=10**9), "claim"),
+        "a negative number of skipped steps": (edit_result(skipped_steps=-5), "claim"),
+        "a negative duration": (edit_result(seconds=-1.0), "claim"),
+        "another key that looks like ε": (edit_result(audited_epsilon=0.001), "claim"),
+        "a unit beside the guarantee": (edit_result(unit="user"), "claim"),
+        "a clip norm beside the guarantee": (edit_result(clip_norm=0.01), "claim"),
+        "another key in the guarantee": (in_guarantee(pure=True), "claim"),
+    }.items()
+} | {"another key in the model's document": (with_new_hashes(left_alone, privacy="ε = 0.001"), "model")}
+
 FORGERIES: dict[str, tuple[Forge, str]] = {
+    **IMPOSSIBLE,
     "result and model of another run": (all_of(taken("result.json"), taken(MODEL)), "ledger end"),
     "all of another run but its ledger": (
         all_of(*map(taken, ("result.json", MODEL, "metrics.jsonl", "report.html"))),

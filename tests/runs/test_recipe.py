@@ -126,3 +126,11 @@ def test_overrides_reach_the_tables_of_a_section() -> None:
         with_overrides(document, ["data.colums.age.high=90"])
     with pytest.raises(InputError, match=r"\[data\.columns\.age\] has no 'hihg': did you mean 'high'"):
         with_overrides(document, ["data.columns.age.hihg="])
+
+
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Notepad writes one; it was `Invalid statement (at line 1, column 1)`."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(small_toml(), encoding="utf-8-sig")
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf")
+    assert Recipe.read(path).data.name

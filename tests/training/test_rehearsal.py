@@ -113,3 +113,38 @@ def test_a_scheduler_that_is_no_function_of_the_optimizer_is_explained(records: 
     with pytest.raises(InputError, match="step_size"):
         sordino.train(nn.Linear(records[0].shape[1], 3), nn.functional.cross_entropy, records, plan, lr=0.1,
                       settings=settings)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "error"),
+    [
+        ([1, 2], "evaluate is a list: give a function of the model"),
+        (lambda model: "good", "evaluate returned a str: it must return a dict of numbers"),
+        (lambda model: {"epsilon": 0.1}, "evaluate returns epsilon, which the run itself logs"),
+        (lambda model: 1 / 0, "division by zero"),
+    ],
+)
+def test_an_evaluation_that_fails_does_so_before_anything_is_spent(
+    records: Records, tmp_path: Path, evaluate: Any, error: str
+) -> None:
+    """They ended the run at its first evaluation, after the steps before it were paid."""
+    with pytest.raises((SordinoError, ZeroDivisionError), match=error):
+        train(
+            nn.Linear(6, 3), nn.functional.cross_entropy, records, PLAN, lr=0.1, evaluate=evaluate, out=tmp_path / "run"
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_evaluation_before_the_first_step_leaves_torchs_generator_alone(records: Records) -> None:
+    drawn: list[float] = []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        drawn.append(float(torch.rand(())))
+        return {"drawn": drawn[-1]}
+
+    torch.manual_seed(0)
+    expected = float(torch.rand(()))
+    model = nn.Linear(6, 3)
+    torch.manual_seed(0)
+    train(model, nn.functional.cross_entropy, records, PLAN, lr=0.1, evaluate=evaluate)
+    assert drawn == [expected] * 2

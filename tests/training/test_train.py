@@ -284,3 +284,52 @@ def test_a_metric_can_not_take_the_name_of_what_the_run_logs(
                 linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0,
                 settings=Settings(eval_every=5), evaluate=lambda model, name=name: {name: 0.5}, out=tmp_path / name,
             )  # fmt: skip
+
+
+class FrozenNorm(nn.Module):
+    """A layer in evaluation mode inside a model in training mode, as a frozen backbone has it."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(features).eval(), nn.Linear(features, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x))  # type: ignore[no-any-return]
+
+
+def test_an_evaluation_leaves_every_layer_in_its_own_mode(records: Records) -> None:
+    """All layers were put in training mode, so a run with a frozen BatchNorm was refused after an evaluation."""
+    model, settings = FrozenNorm(records[0].shape[1]), Settings(progress=False, eval_every=1)
+    train(
+        model, nn.functional.cross_entropy, records, plan_for(steps=2), lr=0.1, settings=settings,
+        evaluate=lambda _: {"one": 1.0},
+    )  # fmt: skip
+    assert model.training
+    assert not model.norm.training
+
+
+class Noting(nn.Module):
+    """Writes a record to a buffer, where nobody sees it, and fails."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.out, self.failing = nn.Linear(features, 3), [False]
+        self.register_buffer("note", torch.zeros(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.failing[0]:
+            self.note.numpy()[:] = x[0].numpy()
+            raise ValueError("it fails")
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_fails_in_a_step_leaves_no_record_in_the_checkpoint(records: Records, tmp_path: Path) -> None:
+    """The state is saved when the user's code fails; it had the record that the model had written before."""
+    model, settings = Noting(records[0].shape[1]), Settings(progress=False, eval_every=1)
+    with pytest.raises(Refused, match="note"):
+        train(
+            model, nn.functional.cross_entropy, records, plan_for(steps=4), lr=0.1, settings=settings, out=tmp_path,
+            evaluate=lambda _: {"one": 1.0}, callbacks=[lambda row: model.failing.__setitem__(0, row["step"] == 2)],
+        )  # fmt: skip
+    saved = [load_file(path)["model/note"] for path in (tmp_path / "checkpoint").glob("step-*")]
+    assert not any(bool(note.any()) for note in saved)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
 
 from sordino import checks
-from sordino.accounting.allocation import COARSEST, Epoch
 from sordino.accounting.events import DpEvent, Release, flatten
+from sordino.accounting.grids import TOLERANCE, Releases, epsilon_on_grid, lower_on_grid
 from sordino.accounting.group import GroupPair
-from sordino.accounting.pairs import MAX_CELLS, MAX_LOSS, GridTooLarge, Pmf
-from sordino.accounting.pld import TAIL, Composition, shared_interval, tail_of
+from sordino.accounting.pairs import MAX_LOSS, GridTooLarge
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
 
-Releases = Sequence[tuple[Release, int]]
-Parts = Sequence[tuple[Pmf, int]]
-
-TOLERANCE = 2e-5  # relative increase of ε that the discretisation may cause
 _MAX_COUNT = 10**12
-_FEW_CELLS = 1 << 19
 # lower bound on losses, which are of the order q/σ: smaller ones vanish when added to 1, and ε would come out as 0
 _LEAST_LOSS = 1e-11
 _SMALL, _SLACK = 1e-5, 1e-13  # an ε below the first is raised by the second
 _LEAST_NOISE = 0.1  # for random allocation with less noise, amplification by sampling is ignored
-_NEAR = 0.99  # if the lower bound exceeds this fraction of the upper bound, no finer grid is needed
-_SETTLED = 10  # in units of the tolerance: finer grids for random allocation are tried while they change ε by more
 
 
 class LossTooLarge(InputError):
@@ -102,7 +93,8 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
-        if (value := _unsampled(releases, delta, relation)) <= MAX_LOSS:
+        value = _unsampled(releases, delta, relation)
+        if value <= MAX_LOSS or (math.isfinite(value) and any(release.batches for release, _ in releases)):
             return value, "gaussian"
         if math.isfinite(value := _pure_epsilon(releases, relation)):
             return value, "pld"
@@ -125,7 +117,7 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
     everything = [(_resolved(release), count) for release, count in rest]
     if gaussian is not None:  # its scale already contains the factor of the relation
         everything.append((Release("gaussian", _scaled(gaussian, relation)), 1))
-    value = _on_grid(everything, delta, relation, tolerance)
+    value = epsilon_on_grid(everything, delta, relation, tolerance)
     if value < _SMALL:  # δ(ε) is a difference of tails, each with the relative error of a double
         value += _SLACK
     return min(value, _pure_epsilon(everything, relation), _unsampled(releases, delta, relation)), "pld"
@@ -226,114 +218,6 @@ def _total_variation(releases: Releases, relation: str) -> float:
     return total
 
 
-def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) -> float:
-    total = sum(count for _, count in releases)
-    tail = tail_of(delta, total)
-    builders = [(release.discretiser(relation), count) for release, count in releases]
-
-    def directions(interval: float) -> tuple[Parts, Parts]:
-        built = [(build(interval, tail), count) for build, count in builders]
-        return [(f, c) for (f, _), c in built], [(b, c) for (_, b), c in built]
-
-    def evaluated(interval: float, tilt: float, cells: int) -> float:
-        forward, backward = directions(interval)
-        value = Composition(forward, interval, cells).epsilon(delta, tilt)
-        # under replace-one every pair is its own mirror image; and δ(0) is the same in both directions
-        if relation == "replace-one" or value == 0:
-            return value
-        other = Composition(backward, interval, cells)
-        added = other.epsilon(delta, tilt)
-        # θ was chosen for removing the record, and may be far from the best one for adding it
-        if added > value and other.infinity <= 2 * TAIL * delta:
-            bound, own = other.renyi(delta * (1 - 2 * TAIL))
-            added = min(added, bound + other.drift, other.epsilon(delta, own))
-        return max(value, added)
-
-    start = _coarsest(releases)
-    interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance, start)
-    if tilt == 0:
-        return 0.0
-    value, interval = _on_affordable_grid(lambda d, cells: evaluated(d, tilt, cells), interval, _most_cells(releases))
-    if not any(release.batches for release, _ in releases):
-        return value
-    return _settled(lambda d: evaluated(d, tilt, _FEW_CELLS), value, interval, _SETTLED * tolerance)
-
-
-def _coarsest(releases: Releases) -> float:
-    """The interval to begin with: single summands of random allocation have cells of many intervals."""
-    strides = [Epoch(r.noise_multiplier, r.batches, 1).stride(1) for r, _ in releases if r.batches is not None]
-    return min([0.5, *(COARSEST / stride for stride in strides)])
-
-
-def _most_cells(releases: Releases) -> int:
-    """The largest number of cells of a composed loss; half as many for random allocation."""
-    return MAX_CELLS // 2 if any(release.batches for release, _ in releases) else MAX_CELLS
-
-
-def _on_affordable_grid(evaluated: Callable[[float, int], float], interval: float, most: int) -> tuple[float, float]:
-    """(ε, interval) on the grid, or on a coarser one if it is too large."""
-    for attempt in range(14):
-        # doubling the interval multiplies the error by four: up to two doublings are cheaper than a huge grid
-        try:
-            return evaluated(interval, _FEW_CELLS if attempt < 2 else most), interval
-        except GridTooLarge:
-            interval *= 2
-    raise GridTooLarge(f"no grid finer than {interval:.3g} fits")
-
-
-def _settled(evaluated: Callable[[float], float], value: float, interval: float, change: float) -> float:
-    """The least ε over finer and finer grids, until it hardly changes: the error of sums over batches is known only
-    roughly."""
-    for _ in range(8):
-        interval /= 2
-        try:
-            finer = min(value, evaluated(interval))
-        except GridTooLarge:
-            break
-        if finer >= value * (1 - change):
-            return finer
-        value = finer
-    return value
-
-
-def _choose_grid(
-    compose: Callable[[float], Composition], delta: float, tolerance: float, interval: float
-) -> tuple[float, float]:
-    """The coarsest grid whose discretisation error is within the tolerance, and its θ (0 if ε is 0).
-
-    Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
-    θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, if the
-    losses are smaller than d). `interval` is the first one tried.
-    """
-    good: float | None = None  # the last interval that fitted
-    value = tilt = variance = 0.0
-    change = 0.0  # relative change of the interval in the last round; after a small change ε and θ are kept
-    for _ in range(60):
-        try:
-            composition = compose(interval)
-        except GridTooLarge:
-            if good is None:
-                raise
-            return min(good, 2 * interval), tilt
-        good = interval
-        if change < 0.2:
-            value, tilt = composition.renyi(delta * (1 - 2 * TAIL))
-            if value == 0:  # the Rényi bound of a dominating composition, so it is an upper bound
-                if composition.infinity > 2 * TAIL * delta:
-                    raise GridTooLarge("what was truncated exceeds δ")
-                return interval, 0.0
-            _, variance = composition.moments(tilt)
-        allowed = tolerance * max(0.8 * value, 0.02 * math.sqrt(variance))
-        excess = (tilt + 1) / 2 * composition.added_variance(tilt) * 2 / 3
-        large = sum(len(part.losses) for part in composition.parts) > _FEW_CELLS / 2
-        if excess <= allowed * (15 if large else 1.3):
-            break
-        change = max(math.sqrt(allowed / max(excess, 1e-300)), 0.05)
-        interval = shared_interval(interval * min(change, 0.7))
-        change = change if change < 0.7 else 0.0
-    return interval, tilt
-
-
 def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
     """A certified lower bound on ε if the worst case of the releases is attained and the bound is cheap; else None.
 
@@ -346,42 +230,10 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
         return max(0.0, upper * (1 - 1e-11) - 1e-11)
     if not 0 < upper < math.inf:
         return 0.0
+    if any(_little_noise(release) for release, _ in releases):
+        return None
     parts = list(releases) if gaussian is None else [*rest, (Release("gaussian", _scaled(gaussian, relation)), 1)]
-    lower = [(release.from_below(relation), count) for release, count in parts]
-    builders = [(build, count) for build, count in lower if build is not None]
-    if len(builders) < len(parts) or any(_little_noise(release) for release, _ in releases):
-        return None
-    tail = tail_of(delta, sum(count for _, count in parts))
-    above = [(release.discretiser(relation), count) for release, count in parts]
-
-    def compose(interval: float, cells: int = MAX_CELLS) -> Composition:
-        return Composition([(build(interval, tail)[0], count) for build, count in above], interval, cells)
-
-    try:
-        interval, tilt = _choose_grid(compose, delta, TOLERANCE, _coarsest(parts))
-        if tilt == 0:
-            return 0.0
-    except GridTooLarge:
-        return None
-
-    best: float | None = None
-
-    def from_below(interval: float, cells: int = _FEW_CELLS) -> float:
-        if any(release.batches for release, _ in parts):  # the epoch from above is known, and as large as from below
-            compose(interval, cells).check_size(tilt)
-        built = [(build(interval, tail), count) for build, count in builders]
-        return min(upper, Composition(built, interval, cells).epsilon_from_below(delta, tilt))
-
-    try:
-        best, interval = _on_affordable_grid(from_below, interval, _most_cells(releases))
-        for _ in range(2):  # if the distribution of the losses has an edge, the first grid is too coarse
-            if best > _NEAR * upper:
-                break
-            interval /= 4
-            best = max(best, from_below(interval))
-    except GridTooLarge:
-        pass
-    return best
+    return lower_on_grid(parts, delta, relation, upper)
 
 
 def checked_releases(releases: Releases) -> Releases:

@@ -38,8 +38,10 @@ _Item = TypeVar("_Item")
 ROUNDING = 1e-12
 """Bound on the relative error of a value of M by rounding: less than 60 additions, each within 2⁻⁴⁶."""
 COARSEST = 64.0  # largest cell of log L: e^{MAX_LOSS + COARSEST} is a double
-_MOST_WORK = 40000  # limit on additions on geometric grids, in convolutions of few points (about 20 µs each)
+_MOST_WORK = 40000  # limit on additions on geometric grids, in convolutions of few points (about 10 µs each)
 _MOST_LOG = 690.0  # e^−690 is a double with all digits; Q at the largest losses is P there divided by e^loss
+_SLOW_SHARE = 1e-120  # with smaller tails products of masses are no normal doubles, which take several times as long
+_LEAST_SHARE = 1e-300
 _MASS_ROUNDING = 1e-10  # bound on the relative error of a probability: sums of positive numbers
 
 
@@ -149,7 +151,7 @@ def _check_work(epoch: Epoch, interval: float, share: float, most: float) -> Non
     convolutions = sum(math.log(2) / (epoch.stride(count) * interval) for count in doublings + partial)
     reach = 0.5 / epoch.noise_multiplier**2 - float(ndtri(share)) / epoch.noise_multiplier
     length = 1.5 * float(np.logaddexp(0.0, reach - math.log(epoch.batches))) / interval
-    if convolutions * (1 + length / 2700) > most:
+    if convolutions * (1 + length / 2700) > (most if share > _SLOW_SHARE else most / 3):
         raise GridTooLarge(f"{convolutions:.3g} convolutions of {length:.3g} points for sums over batches")
 
 
@@ -223,7 +225,7 @@ def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = contracted(cells(epoch.noise_multiplier, step, share / epoch.seen))
     # further out, because what the transform aliases is subtracted
-    total = summed(law, epoch.seen, share**2, above=False)
+    total = summed(law, epoch.seen, max(share**2, _LEAST_SHARE), above=False)
     values = _means(epoch, total.first, len(total.masses), step)
     there = (total.masses > 0) & (values > 0)
     return merged(total.masses[there] * (1 - _MASS_ROUNDING), values[there], interval, ROUNDING)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sordino import checks
-from sordino.accounting.account import TOLERANCE, LossTooLarge, Releases, checked_releases, composed_epsilon
+from sordino.accounting.account import LossTooLarge, checked_releases, composed_epsilon
 from sordino.accounting.events import DpEvent, flatten
+from sordino.accounting.grids import TOLERANCE, Releases
 from sordino.errors import InputError
 from sordino.shown import up
 

@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from sordino.accounting.pairs import Array, GridTooLarge
 
 MOST_CELLS = 1 << 15
+_MOST_LOGS = 690.0  # length of a grid: quotients of its values are finite doubles
 _ALIKE = 4  # grids whose steps differ by at most this factor are converted to the finer one
 _PAIRS = 1 << 17  # pairs of values added at a time
 _MOST_POINTS = 1 << 22  # of a grid before its tails are cut: 32 MB
@@ -58,13 +59,18 @@ class Spread:
         places = _places(step, fine)
         low = min(a.lower, b.lower)
         result = np.zeros(_size(a, b, low, ratio, fine))
+        if max(len(a.masses), len(b.masses)) * step > _MOST_LOGS:
+            raise GridTooLarge("quotients of the values of a sum over batches are no doubles")
         for large, small, factor, least in _orders(a, b):
             start = (large.lower - low) * ratio
-            for cell, first, excess in places.groups(least, large, small):
-                up = np.clip(np.expm1(excess - cell * fine) / math.expm1(fine), 0.0, 1.0)
-                often = _factors(factor, first, len(up))
-                for weights, place in ((often * (1 - up), cell), (often * up, cell + 1)):
-                    _add(result, start + place, ratio, large.masses * _shifted(small, weights, first, large))
+            near = _Near(large, small, factor, least, places)
+            padded = near.padded(small.masses)
+            up, down = near.often * near.up, near.often * (1 - near.up)
+            for cell, first, end in near.groups():
+                group = slice(first - near.least, end - near.least)
+                for weights, point in ((down[group], cell), (up[group], cell + 1)):
+                    here, mass = near.shifted(padded, weights, first)
+                    _add(result, start + point + here.start * ratio, ratio, large.masses[here] * mass)
             # e^{jh} + s with s < e^{jh}·(e^fine − 1) rises to the next point with probability s / (e^{jh}·(e^fine − 1))
             scale = small.lower * step
             mass = factor * large.masses * _far(small, small.masses, places.reach, large)
@@ -141,18 +147,19 @@ class Contracted:
         means = masses.copy()
         for large, small, factor, least in _orders(a, b):
             start = (large.lower - low) * ratio
-            groups = [
-                (cell, first, _factors(factor, first, len(e))) for cell, first, e in places.groups(least, large, small)
-            ]
-            found = [
-                (cell, _shifted(small, ones, first, large), _shifted(small, ones, first, large, small.means))
-                for cell, first, ones in groups
-            ]
-            far = _far(small, small.masses, places.reach, large), _far(small, small.means, places.reach, large)
-            found.append((0, factor * far[0], factor * far[1]))
-            for cell, mass, mean in found:
-                _add(masses, start + cell, ratio, large.masses * mass)
-                _add(means, start + cell, ratio, large.means * mass + large.masses * mean)
+            near = _Near(large, small, factor, least, places)
+            padded = near.padded(small.masses), near.padded(small.means)
+            for cell, first, end in near.groups():
+                often = near.often[first - near.least : end - near.least]
+                here, mass = near.shifted(padded[0], often, first)
+                _, mean = near.shifted(padded[1], often, first)
+                place = start + cell + here.start * ratio
+                _add(masses, place, ratio, large.masses[here] * mass)
+                _add(means, place, ratio, large.means[here] * mass + large.masses[here] * mean)
+            mass = factor * _far(small, small.masses, places.reach, large)
+            mean = factor * _far(small, small.means, places.reach, large)
+            _add(masses, start, ratio, large.masses * mass)
+            _add(means, start, ratio, large.means * mass + large.masses * mean)
         return Contracted(stride, low * ratio, masses, means)
 
     def _plus_unlike(self, other: Contracted, stride: int, interval: float) -> Contracted:
@@ -192,24 +199,12 @@ _Variable = TypeVar("_Variable", Spread, Contracted)
 
 @dataclass(frozen=True)
 class _Places:
-    """log(1 + e^{−d·step}) for the differences d < reach, and the cells of the finer grid that contain them."""
+    """For the differences d < reach: the cell of the finer grid that contains log(1 + e^{−d·step}), counted from the
+    larger value, and the part of the mass that goes to the upper end of that cell."""
 
-    excess: Array
-    cells: Array
+    cells: NDArray[np.int64]
+    up: Array
     reach: int
-
-    def groups(self, least: int, large: _Variable, small: _Variable) -> Iterator[tuple[int, int, Array]]:
-        """(cell, first difference, excesses) for the differences from `least` on, grouped by cell.
-
-        Only differences below the reach that occur between points of the two variables.
-        """
-        least = max(least, large.lower - small.lower - len(small.masses) + 1)
-        stop = min(self.reach, large.lower + len(large.masses) - small.lower)
-        if least >= stop:
-            return
-        edges: list[int] = (np.flatnonzero(np.diff(self.cells[least:stop])) + 1 + least).tolist()
-        for first, end in zip([least, *edges], [*edges, stop], strict=True):
-            yield int(self.cells[first]), first, self.excess[first:end]
 
 
 @functools.lru_cache(64)
@@ -217,7 +212,43 @@ def _places(step: float, fine: float) -> _Places:
     """Beyond `reach` the sum of two values stays in the cell of the larger one, even after rounding."""
     reach = _affordable(math.ceil(max(-math.log(math.expm1(fine)), 0.0) / step) + 2)
     excess = np.log1p(np.exp(-np.arange(reach) * step))
-    return _Places(excess, np.floor(excess / fine), reach)
+    cells = np.floor(excess / fine)
+    up = np.clip(np.expm1(excess - cells * fine) / math.expm1(fine), 0.0, 1.0)
+    return _Places(cells.astype(np.int64), up, reach)
+
+
+class _Near(Generic[_Variable]):
+    """The pairs of a point of `large` and a point of `small` that is `least` to reach − 1 points below it."""
+
+    def __init__(self, large: _Variable, small: _Variable, factor: float, least: int, places: _Places) -> None:
+        self.offset = large.lower - small.lower
+        self.counts = len(large.masses), len(small.masses)
+        self.least = max(least, self.offset - self.counts[1] + 1)
+        self.stop = max(min(places.reach, self.offset + self.counts[0]), self.least)
+        self.often = np.full(self.stop - self.least, factor)  # how often a pair with this difference occurs
+        if self.least == 0:
+            self.often[:1] = 1.0
+        self.cells = places.cells[self.least : self.stop]
+        self.up = places.up[self.least : self.stop]
+
+    def groups(self) -> Iterator[tuple[int, int, int]]:
+        """(cell, first difference, end) for all differences, grouped by cell; the cells decrease."""
+        if len(self.cells):
+            edges: list[int] = (np.flatnonzero(np.diff(self.cells)) + 1).tolist()
+            for first, end in zip([0, *edges], [*edges, len(self.cells)], strict=True):
+                yield int(self.cells[first]), first + self.least, end + self.least
+
+    def padded(self, values: Array) -> Array:
+        """Values at the points of `small`, with zeros around them."""
+        return np.pad(values, len(self.often))
+
+    def shifted(self, padded: Array, weights: Array, first: int) -> tuple[slice, Array]:
+        """(points p of `large`, the sum of weights[d − first]·value[p − d] over the points of `small`)."""
+        start = max(0, first - self.offset)
+        stop = max(min(self.counts[0], self.counts[1] - self.offset + first + len(weights) - 1), start)
+        begin = start + self.offset - first - len(weights) + 1 + len(self.often)
+        source = padded[begin : begin + stop - start + len(weights) - 1]
+        return slice(start, stop), np.convolve(source, weights, mode="valid")
 
 
 class _Pairs:
@@ -246,16 +277,9 @@ class _Pairs:
 def _orders(a: _Variable, b: _Variable) -> list[tuple[_Variable, _Variable, float, int]]:
     """(larger, smaller, multiplicity, least difference) such that each pair of values occurs once.
 
-    For a variable with itself, each pair with a difference counts twice; `_factors` counts the others once.
+    For a variable with itself, each pair with a difference counts twice; `_Near` counts the others once.
     """
     return [(a, a, 2.0, 0)] if a is b else [(b, a, 1.0, 0), (a, b, 1.0, 1)]
-
-
-def _factors(factor: float, first: int, count: int) -> Array:
-    result = np.full(count, factor)
-    if first == 0:
-        result[0] = 1.0
-    return result
 
 
 def _size(a: _Variable, b: _Variable, low: int, ratio: int, fine: float) -> int:
@@ -268,16 +292,6 @@ def _affordable(points: int) -> int:
     if points > _MOST_POINTS:
         raise GridTooLarge(f"{points:.3g} points for a sum over batches")
     return points
-
-
-def _shifted(small: _Variable, weights: Array, first: int, large: _Variable, values: Array | None = None) -> Array:
-    """At each point p of `large`: the sum of weights[d − first]·values[p − d] over the points of `small`."""
-    source = small.masses if values is None else values
-    start = large.lower - first - len(weights) + 1 - small.lower  # index of the first value needed
-    stop = large.lower + len(large.masses) - first - small.lower
-    inside = source[max(start, 0) : max(stop, 0)]
-    padded = np.concatenate([np.zeros(max(-start, 0) - max(-stop, 0)), inside, np.zeros(stop - start)])[: stop - start]
-    return np.convolve(padded, weights, mode="valid")
 
 
 def _far(small: _Variable, values: Array, reach: int, large: _Variable) -> Array:

@@ -40,6 +40,8 @@ def merged(q_mass: Array, ratio: Array, interval: float, drift: float) -> Pmf:
     The atoms at a point then have a mean near v_k: with V_k = Σ q·u(1−u) over the atoms of a cell of width d_k it
     exceeds v_k by d_k·V_k − d_{k−1}·V_{k−1} in total. Mass is exchanged between neighbours so that every mean is v_k.
     """
+    if not len(ratio):
+        raise GridTooLarge("no atom is left")
     logs = np.log(ratio)
     places = np.floor(logs / interval).astype(np.int64)
     first, size = int(places.min()), int(places.max() - places.min()) + 2

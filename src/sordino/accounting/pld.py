@@ -28,6 +28,8 @@ from sordino.accounting.pairs import MAX_CELLS, Array, GridTooLarge, Pmf
 
 _LOG_CUT = math.log(1e-18)  # tilted mass that may lie outside the window
 _UNIT = 2.0**-52
+_CUMULANT_ERROR = 1e-12  # bound on the rounding of a cumulant: its exponents are below 1500
+_MEAN_ERROR = 1e-12  # the same for a mean, relative to the mean of the absolute values
 _LARGEST = 340.0  # largest exponent of a weight whose square is still a finite double
 
 
@@ -115,6 +117,34 @@ class Composition:
         )
         return max(float(found.fun), 0.0), math.exp(float(found.x))
 
+    def renyi_epsilon(self, delta: float) -> float:
+        """The best Rényi bound with all errors added. Its effort does not depend on the number of releases.
+
+        Raises:
+            GridTooLarge: what was truncated is not small against δ.
+        """
+        if self.infinity > 2 * TAIL * delta:
+            raise GridTooLarge("what was truncated exceeds δ")
+        bound, tilt = self.renyi(delta * (1 - 2 * TAIL))
+        return bound + self.drift + self.count * _CUMULANT_ERROR / tilt
+
+    def moments_from_below(self, delta: float) -> float:
+        """A lower bound on ε by Cantelli's inequality, for PLDs that the releases dominate.
+
+        P[L > m − ks] ≥ k²/(1 + k²) for a loss with mean m and standard deviation s, and P[L > a] ≥ p implies that δ at
+        ε < a is at least p·(1 − e^{ε−a}). Mass that is missing in the PLDs counts as a loss of −∞.
+        """
+        mean, variance = self.moments(0.0)
+        size = sum(part.count * float(part.tilted(0.0)[1] @ np.abs(part.losses)) for part in self.parts)
+        mean -= self.drift + _MEAN_ERROR * size
+        there = self.cumulant(0.0)
+        best = 0.0
+        for k in np.geomspace(1e-3, 10.0, 41).tolist():
+            share = math.exp(there) * k**2 / (1 + k**2) * (1 - 1e-9)
+            if share > delta:
+                best = max(best, mean - k * math.sqrt(variance) * (1 + 1e-9) + math.log1p(-delta / share))
+        return best
+
     def epsilon(self, delta: float, tilt: float) -> float:
         """The smallest ε with hockey-stick divergence at most δ (∞ if the infinite mass exceeds δ).
 
@@ -125,15 +155,20 @@ class Composition:
         best = math.inf
         for _ in range(6):
             best = min(best, self._epsilon(delta, tilt))
-            mean, variance = self.moments(tilt)
-            aim = max(best, 0.0) if math.isfinite(best) else mean + 3 * math.sqrt(variance)
-            if abs(mean - aim) <= 2 * math.sqrt(variance):
-                break
-            moved = self._tilt_with_mean(aim, tilt)
+            aim = max(best, 0.0)
+            if math.isinf(best):
+                mean, variance = self.moments(tilt)
+                aim = mean + 3 * math.sqrt(variance)
+            moved = self.tilt_near(aim, tilt)
             if moved == tilt:
                 break
             tilt = moved
         return best + self.drift if best > 0 else best
+
+    def tilt_near(self, aim: float, tilt: float) -> float:
+        """θ, or another one if the mean of the losses tilted by θ is more than two standard deviations from `aim`."""
+        mean, variance = self.moments(tilt)
+        return tilt if abs(mean - aim) <= 2 * math.sqrt(variance) else self._tilt_with_mean(aim, tilt)
 
     def _tilt_with_mean(self, aim: float, tilt: float) -> float:
         """A θ whose tilted mean is within a standard deviation of `aim` (the mean grows with θ)."""
@@ -167,9 +202,11 @@ class Composition:
         above = np.flatnonzero((surely > _safe_exp(math.log(delta) - tail.log_scale)) & tail.known)
         return max(0.0, (tail.first + int(above[-1])) * self.interval - self.drift) if len(above) else 0.0
 
-    def check_size(self, tilt: float) -> None:
-        """Raises GridTooLarge if the composed loss has more cells than it may have."""
-        self._window(tilt, self.cumulant(tilt))
+    def span(self, tilt: float) -> float:
+        """The length of the range of composed losses outside of which their distribution, tilted by θ, has hardly any
+        mass."""
+        first, last = self._range(tilt, self.cumulant(tilt))
+        return (last - first) * self.interval
 
     def _solve(self, first: int, index: int, shape: tuple[Array, Array], target: float) -> float:
         """Between grid points δ(ε) = A − e^{ε−l}·G exactly (Doroshenko et al., eq. for discrete PLDs)."""
@@ -215,6 +252,13 @@ class Composition:
         return result
 
     def _window(self, tilt: float, cumulant: float) -> tuple[int, int]:
+        """The range of composed losses, if its number of cells is allowed."""
+        first, last = self._range(tilt, cumulant)
+        if last - first > self.cells:
+            raise GridTooLarge(f"{last - first} cells for the composed loss")
+        return first, last
+
+    def _range(self, tilt: float, cumulant: float) -> tuple[int, int]:
         """Grid points such that at most e^{_LOG_CUT} of the tilted mass lies beyond each (Chernoff)."""
         _, variance = self.moments(tilt)
         step = math.sqrt(-2 * _LOG_CUT / max(variance, self.interval**2 / 4))
@@ -227,8 +271,6 @@ class Composition:
         last = min(
             math.ceil(high / self.interval), sum(p.count * (p.pmf.lower + len(p.pmf.probs) - 1) for p in self.parts)
         )
-        if last - first > self.cells:
-            raise GridTooLarge(f"{last - first} cells for the composed loss")
         return first, max(last, first + 1)
 
     def _composed(self, tilt: float, first: int, last: int) -> tuple[Array, float]:

@@ -34,9 +34,10 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant as google_rdp
 
 from sordino import checks
-from sordino.accounting.account import Releases, checked_releases, composed_epsilon
+from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.accounting.calibration import _bracket
 from sordino.accounting.events import DpEvent
+from sordino.accounting.grids import Releases
 from sordino.accounting.rdp import ORDERS, rdp_curve, supports
 from sordino.checks import SHAPES
 from sordino.errors import InputError, Refused

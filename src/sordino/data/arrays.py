@@ -93,7 +93,11 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
                 raise InputError(f"{path}: a single array; save inputs and targets with numpy.savez")
             for name in names:
                 if name not in file.files:
-                    raise InputError(f"{path} has no array {name!r}", private=f"it has {', '.join(file.files)}")
+                    raise InputError(
+                        f"{path} has no array {name!r}: save it with numpy.savez(…, inputs=…, targets=…), or give the "
+                        "names of its arrays as data.inputs and data.target",
+                        private=f"it has {', '.join(file.files)}",
+                    )
             return {name: file[name] for name in names}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise InputError(f"{path} can't be read as .npz", private=str(error)) from error
@@ -161,6 +165,9 @@ class ImagesSource(Source):
         height, width = self.size
         try:
             with Image.open(file) as picture:
+                if picture.mode[0] in "IF":  # Pillow would replace everything above 255 by 255
+                    problems.add(row, "images", "more than 8 bits per value: save it with 8 bits", file.name)
+                    return torch.zeros(self.shape)
                 scaled = picture.convert("L" if self.channels == 1 else "RGB").resize((width, height))
                 values = np.asarray(scaled, dtype=np.float32) / np.float32(255)
         except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):

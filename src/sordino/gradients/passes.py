@@ -66,10 +66,10 @@ class Pass:
     operations: a hash of what is computed, in order, and of the answers to questions about several rows. program: the
     same, and whether another dimension is as long as the batch, which might mislead the engine, not the model.
     sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
-    were read, if any. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
-    change them, so that equal losses do not mean equal gradients. custom: Python code runs in the backward pass (a
-    hook, a custom function), which may use values of any row. reads: values of the data may be where no label follows
-    them, also if there is only one row.
+    were read, if any. cut: the rows of some tensor do not lie in order along one dimension. opened: the model was given
+    access to a tensor's memory. stops: the program may stop gradients or change them, so that equal losses do not mean
+    equal gradients. custom: Python code runs in the backward pass (a hook, a custom function), which may use values of
+    any row. reads: values of the data may be where no label follows them, also if there is only one row.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -98,8 +98,10 @@ class Pass:
             _check_crossed(self.tape.book.crossed)
             self.tape.book.orders.end(self.losses)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
-        except BaseException:
+        except BaseException as error:
             self.tape.close()
+            if not isinstance(error, Refused):
+                self.check_written()  # what a model that fails has written must not be saved with its state
             raise
         book = self.tape.book
         known = label == ROWS and not book.hooked
@@ -114,6 +116,7 @@ class Pass:
         if rows > 1 and (book.mixed or self.custom or book.placed or setup.memory.left or not known):  # new every time
             book.numbers.append(next(unlike_any))
         self.course, self.places = self.tape.course.found(), frozenset(self.tape.course.places)
+        self.cut = book.cut
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
         # no_grad stops only what has a gradient: the tape knows it if it has intercepted every operation
         stops = STOPS.difference((NO_GRAD,) if self.independent and not self.tape.halted else ())
@@ -151,17 +154,19 @@ class Pass:
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
         if self.custom:
             self.held.open_all()
-        with Aside(self.setup.parameters):
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                self.losses,
-                [*(t for _, t in watched), tape.token, *tape.roots.values()],
-                weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
-                retain_graph=keep,
-                allow_unused=True,
-            )
-        if self.custom:
-            self.check_written()
-            _check_trained(self.setup)
+        try:
+            with Aside(self.setup.parameters):
+                found: Sequence[Tensor | None] = torch.autograd.grad(
+                    self.losses,
+                    [*(t for _, t in watched), tape.token, *tape.roots.values()],
+                    weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
+                    retain_graph=keep,
+                    allow_unused=True,
+                )
+        finally:
+            if self.custom:
+                self.check_written()
+                _check_trained(self.setup)
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(
@@ -203,7 +208,7 @@ class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
     operations, program, proven, independent, alike, sized, numbers, opened, stops: of all iterates' `Pass`es together.
-    course, places: as in ``course.py``.
+    course, places: as in ``course.py``. cut: as in `Pass`, for any of them.
     again: the losses are those of the present weights, so that another pass must reproduce them. squares: squared norms
     of the contributions, if they were computed before they are clipped. norms: those of the records, when they are.
     """
@@ -221,7 +226,8 @@ class Found:
     stops: bool
     again: bool
     norms: list[Tensor] = field(default_factory=list)
-    course: int | None = None
+    course: Any = None
+    cut: bool = False
     places: frozenset[int] = frozenset()
     squares: dict[str, Tensor] = field(default_factory=dict)
 
@@ -279,6 +285,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
         again=len(iterates) == 1 and not iterates[0][0],
         course=found[0].course if len({run.course for run in found}) == 1 else next(unlike_any),
         places=frozenset().union(*(run.places for run in found)),
+        cut=any(run.cut for run in found),
     )
 
 

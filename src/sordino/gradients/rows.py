@@ -153,6 +153,9 @@ def count(rows: Rows) -> int:
 
 def checked(rows: Rows) -> tuple[int, int]:
     """(rows, records), after checking that the index, the coefficients and the data are consistent."""
+    for part, tree in (("inputs", rows.inputs), ("targets", rows.targets)):
+        for t in tensors(tree):
+            _check_form(part, t)
     n = count(rows)
     for part, tree in (("inputs", rows.inputs), ("targets", rows.targets)):
         sizes = {t.shape[0] for t in tensors(tree) if t.ndim}
@@ -174,6 +177,17 @@ def checked(rows: Rows) -> tuple[int, int]:
     if n and (top > records or int(rows.record.min()) < 0):
         raise InputError(f"Rows: record index must lie in [0, {records}), found {int(rows.record.min())} to {top - 1}")
     return n, records
+
+
+def _check_form(part: str, t: Tensor) -> None:
+    """InputError for tensors whose rows can't be selected: nested, sparse and quantized ones, or without data."""
+    found = "nested" if t.is_nested else "" if t.layout == torch.strided else str(t.layout).removeprefix("torch.")
+    found = found or ("quantized" if t.is_quantized else "meta" if t.is_meta else "")
+    if found:
+        raise InputError(
+            f"Rows: {part} have a tensor that is {found.replace('_', ' ').strip()}, whose rows can't be selected: give "
+            "a dense one (.to_dense(), .dequantize(); nested: to_padded_tensor with a public length)"
+        )
 
 
 def take(tree: Any, index: Tensor | slice, n: int) -> Any:

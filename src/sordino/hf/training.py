@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sordino import checks
 from sordino.errors import InputError
-from sordino.hf.arguments import optimizer_and_settings
-from sordino.hf.texts import TextRecords, causal_loss, class_loss, users_of
+from sordino.hf.arguments import evaluates, optimizer_and_settings
+from sordino.hf.texts import IGNORED, TextRecords, causal_loss, class_loss, users_of
 from sordino.plan.core import Plan
 from sordino.runs.api import train as train_module
 from sordino.split import Split
@@ -70,10 +71,16 @@ def train(
         Refused: an argument would change the sampling; InputError: a value is wrong; nothing was spent.
     """
     kind = _task(model, task)
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan is a {type(plan).__name__}: make one with a method of sordino")
+    if evaluate is None and evaluates(training_arguments):
+        raise InputError("training_arguments ask for an evaluation: give evaluate=…, a function of the model")
     optimizer, lr, settings = optimizer_and_settings(training_arguments, plan.steps, chunk=chunk)
-    classes = int(model.config.num_labels) if kind == "classification" else None  # type: ignore[union-attr, arg-type]
-    records = TextRecords(dataset, tokenizer, length, classes, text, label).tensors()
-    _check_tokens(model, records, length)
+    classes = _classes(model, tokenizer) if kind == "classification" else None
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    _check_length(model, length, getattr(peft_config, "num_virtual_tokens", None) or 0)
+    records = TextRecords(dataset, tokenizer, length, classes, text, label, padding).tensors()
+    _check_tokens(model, records)
     if peft_config is not None:
         model = _adapted(model, peft_config)
     config = getattr(model, "config", None)
@@ -89,7 +96,7 @@ def train(
     if out is not None and hasattr(model, "save_pretrained"):
         saved: Any = model
         saved.save_pretrained(Path(out) / "hf")
-        if tokenizer is not None:
+        if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(Path(out) / "hf")
     return result
 
@@ -110,7 +117,23 @@ def _task(model: nn.Module, task: str | None) -> str:
         return "causal"
     if "SequenceClassification" in name:
         return "classification"
+    if hasattr(base, "module") or hasattr(base, "_orig_mod"):  # DataParallel, DDP; torch.compile
+        raise InputError(f"the model is wrapped in a {name}: give the model of transformers itself")
     raise InputError(f"a {name} is neither a causal language model nor a sequence classifier: give task= and loss=")
+
+
+def _classes(model: nn.Module, tokenizer: Any) -> int:
+    """The number of classes of a classifier."""
+    config: Any = getattr(model, "config", None)
+    classes, problem = getattr(config, "num_labels", None), getattr(config, "problem_type", None)
+    if not isinstance(classes, int) or classes < 2 or problem in ("regression", "multi_label_classification"):
+        raise InputError(
+            f"the model has num_labels = {classes} and problem_type = {problem!r}: here a record has one class of two "
+            "or more; for regression or several labels use sordino.train with your own loss"
+        )
+    if tokenizer is None and config.pad_token_id is None:
+        raise InputError("the model has no padding token: set model.config.pad_token_id, or give the tokenizer")
+    return classes
 
 
 def _adapted(model: nn.Module, peft_config: Any) -> nn.Module:
@@ -118,6 +141,8 @@ def _adapted(model: nn.Module, peft_config: Any) -> nn.Module:
         from peft import PeftConfig, get_peft_model
     except ImportError as error:
         raise InputError("peft_config needs the package peft: install sordino[hf]") from error
+    if hasattr(model, "peft_config"):
+        raise InputError("the model has an adapter already: leave out peft_config, or give the model without it")
     if not isinstance(peft_config, PeftConfig):
         raise InputError(
             f"peft_config is a {type(peft_config).__name__}: give a peft.LoraConfig(…), or another of peft's"
@@ -129,16 +154,33 @@ def _adapted(model: nn.Module, peft_config: Any) -> nn.Module:
     return found
 
 
-def _check_tokens(model: nn.Module, records: Split, length: int) -> None:
-    """InputError if records are longer than the model's positions, or a token is not in its vocabulary."""
+def _check_length(model: nn.Module, length: int, virtual: int) -> None:
+    """InputError if a record's tokens and the `virtual` ones before them exceed the model's positions."""
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        free = positions - _first_position(model) - virtual
+        if free < checks.whole("length", length, minimum=2):
+            raise InputError(f"length = {length} exceeds the {free} positions of the model: give length={free}")
+
+
+def _check_tokens(model: nn.Module, records: Split) -> None:
+    """InputError if a token is not in the model's vocabulary."""
     config = getattr(model, "config", None)
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and 0 < positions < length:
-        raise InputError(f"length = {length} exceeds the {positions} positions of the model: give length={positions}")
     tokens = getattr(config, "vocab_size", None)
     given: Any = records.inputs
-    if isinstance(tokens, int) and not 0 <= int(given["input_ids"].min()) <= int(given["input_ids"].max()) < tokens:
+    wanted = records.targets[records.targets != IGNORED] if records.targets.ndim == 2 else records.targets[:0]
+    if isinstance(tokens, int) and any(
+        part.numel() and not 0 <= int(part.min()) <= int(part.max()) < tokens for part in (given["input_ids"], wanted)
+    ):
         raise InputError(
             f"some tokens are not in 0 … {tokens - 1}, the model's vocabulary; nothing was spent: is the tokenizer "
             "that of the model?"
         )
+
+
+def _first_position(model: nn.Module) -> int:
+    """The first position that a token can have: after the padding's in RoBERTa and its relatives."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module.padding_idx + 1
+    return 0

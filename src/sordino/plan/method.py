@@ -22,9 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sordino.accounting.account import TOLERANCE, account, checked_releases, composed_epsilon
+from sordino.accounting.account import account, checked_releases, composed_epsilon
 from sordino.accounting.calibration import calibrate, noise_guess
 from sordino.accounting.events import DpEvent, Release
+from sordino.accounting.grids import TOLERANCE
 from sordino.accounting.schemes import releases_of, theorem
 from sordino.accounting.spent import composed_entries, growing_curve
 from sordino.errors import InputError, Refused
@@ -135,8 +136,8 @@ class Method:
         "the engine clips every record; which record an activation belongs to follows from the program of each pass, "
         "or is measured; wherever the program is new, the gradients are compared with plain autograd and the records "
         "are tested for interaction (regrouped, reordered, next to a changed one), and so is every batch in which the "
-        "model reads a value, or asks for a number of rows, that was not tested before: how its code uses these is "
-        "tested, not proven"
+        "model reads a value that was not tested before, or asks for the number of rows and does not compute the same "
+        "as for other numbers: how its code uses these is tested, not proven"
     )
 
     purpose: ClassVar[str] = "gradient"

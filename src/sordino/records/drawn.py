@@ -1,11 +1,14 @@
 """Datasets whose items are drawn at random (augmentation in `__getitem__`): each record has its own random draws.
 
-Formal property. What `ItemReader` returns for record i at step t is a function of the record, i and t, whatever else is
-in its batch: torch's, numpy's and Python's generators are seeded by (t, i) before each item is read. The seeds are
-public; no guarantee depends on their secrecy. Otherwise removing a record from a batch would shift the draws of all
-later records, and for an adversary who knows the generators' seeds the sum would change by more than one clip norm.
+Formal property. Before each item is read, torch's, numpy's and Python's generators are seeded by the step's secret seed
+(that of dropout masks, `randomness.masks`), the step and the item's place. So the draws of records are independent and
+identically distributed, and whatever else is in the batch does not change them. They must be secret: a place is not the
+record's own, because removing an earlier record shifts it, and with seeds that everybody knows all later records would
+have other draws (a record moved the sum by 5.9 clip norms). With secret ones the two runs are compared with every
+record keeping its draws, as with dropout (docs/guarantees/clipping_bias.md).
 
-A dataset with its own generator is refused: it can't be seeded record by record.
+A dataset with its own generator is refused: it can't be seeded record by record. In every step one of 16 items is read
+again and must be the same: items must not depend on what was read before (`items.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.randomness.masks import seed_masks
+from sordino.records.items import read_otherwise, same
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _DEEPEST = 6  # depth to which a dataset's attributes are searched: transforms in lists in wrappers
 _WIDEST = 1000  # number of entries of a list that are searched: further ones are data
+_AGAIN = 16  # of so many items one is read again
 
 State = tuple[Tensor, Any, Any]
 
@@ -46,28 +51,44 @@ class ItemReader:
         self._random = False  # until it is seen to draw random numbers
 
     def __call__(self, places: list[int], step: int) -> list[Any]:
-        """The items of these records at this step."""
+        """The items of these records at this step.
+
+        Raises:
+            Refused: an item is another one when it is read again.
+        """
+        items = self._read(places, step)
+        again = [at for at, place in enumerate(places) if _hashed(f"again/{step}/{place}")[0] < 256 // _AGAIN]
+        for at, found in zip(reversed(again), self._read([places[at] for at in reversed(again)], step), strict=True):
+            if not same(items[at], found):
+                raise read_otherwise()
+        return items
+
+    def _read(self, places: list[int], step: int) -> list[Any]:
         if self._workers:
             with ThreadPoolExecutor(self._workers) as pool:
                 return list(pool.map(self._item, places))
-        before = _state()
+        before, secret = _state(), torch.initial_seed()
         try:
             if not self._random:
                 items = [self._item(place) for place in places]
                 if _same(before, _state()):
                     return items
                 self._random = True
-            return [self._drawn(place, step) for place in places]
+            return [self._drawn(place, step, secret) for place in places]
         finally:
             _restore(before)
 
-    def _drawn(self, place: int, step: int) -> Any:
+    def _drawn(self, place: int, step: int, secret: int) -> Any:
         """One item, after all generators were seeded for it."""
-        address = hashlib.blake2b(f"{step}/{place}".encode(), digest_size=16, person=b"sordino/rows").digest()
+        address = _hashed(f"{secret}/{step}/{place}")
         seed_masks(int.from_bytes(address[:8], "little") >> 1)
         np.random.seed(int.from_bytes(address[8:12], "little"))  # noqa: NPY002 (what users' code draws from)
         random.seed(address)
         return self._item(place)
+
+
+def _hashed(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16, person=b"sordino/rows").digest()
 
 
 def refuse_drawn(dataset: Any, places: list[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
 from sordino.gradients.rows import tensors, tree_map
 from sordino.records.drawn import ItemReader, refuse_drawn
+from sordino.records.items import refuse_dependent_items
 from sordino.records.mapped import Mapped
 from sordino.records.users import RowsOfUsers, UserRows, owners
 from sordino.split import Split
@@ -113,7 +115,7 @@ def row_reader(dataset: Any) -> RowReader:
             "or a map-style dataset with __len__ and __getitem__ (an iterable dataset can't be Poisson sampled)"
         )
     collate = dataset.collate if isinstance(dataset, Collated) else default_collate
-    items_of = ItemReader(_Alone(dataset, collate), dataset.workers if isinstance(dataset, Collated) else 0)
+    items_of = _items_reader(dataset)
 
     def fetch(indices: Tensor, step: int = 0) -> Rows:
         parts = items_of(indices.tolist(), step)
@@ -130,6 +132,18 @@ def row_reader(dataset: Any) -> RowReader:
             ) from error
 
     return fetch
+
+
+def _items_reader(dataset: Any) -> ItemReader:
+    """Reads the items of a map-style dataset, each collated by itself."""
+    collate = dataset.collate if isinstance(dataset, Collated) else default_collate
+    return ItemReader(_Alone(dataset, collate), dataset.workers if isinstance(dataset, Collated) else 0)
+
+
+def check_items(dataset: Any) -> None:
+    """Refused if an item of a map-style dataset depends on other records, or on what was read before it (`items`)."""
+    if not isinstance(dataset, UserRows | Mapped | Rows | list) and tensors_of(dataset) is None:
+        refuse_dependent_items(dataset, count_records(dataset), lambda some: partial(_items_reader(some), step=0))
 
 
 class _Alone:

@@ -31,7 +31,7 @@ from sordino.training.sealed import sealed, write_sealed
 
 LEDGER, MODEL, RESULT, REPORT = "ledger.jsonl", "model.safetensors", "result.json", "report.html"
 SIGNATURE = "signature.json"
-_OTHERS = ("audit.json", "membership.json", "not_private.json", "budget.json", "card.md", "card.yaml")
+_OTHERS = ("audit.json", "membership.json", "not_private.json", "budget.json", "card.md", "card.yaml", "registry.yaml")
 NOT_BOUND = (LEDGER, MODEL, RESULT, REPORT, SIGNATURE, *_OTHERS)
 """Files whose hashes are not in result.json: linked in another way, made later, or never published."""
 EQUAL = 1e-6

@@ -219,7 +219,7 @@ class Recipe:
         """
         path = Path(path)
         try:
-            document = tomllib.loads(path.read_text(encoding="utf8"))
+            document = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin with a mark
         except FileNotFoundError:
             raise InputError(f"there is no recipe {path}") from None
         except OSError as error:

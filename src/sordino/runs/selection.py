@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import report
-from sordino.accounting.account import Releases
+from sordino.accounting.grids import Releases
 from sordino.accounting.selection import Repetition, calibrate_selection, selection_epsilon
 from sordino.checks import SHAPES
 from sordino.errors import InputError, Refused, SordinoError

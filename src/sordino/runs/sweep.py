@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from sordino.accounting.account import Releases
+from sordino.accounting.grids import Releases
 from sordino.accounting.selection import Composed, composed_cost
 from sordino.errors import InputError, SordinoError, did_you_mean
 from sordino.files import json_bytes, make_folder, usable_folder, write_atomically

@@ -12,7 +12,6 @@ own key (`sordino.runs.signing`), and the reviewer gives the public key.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,7 @@ from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import FORMAT, Chain
+from sordino.runs import possible
 from sordino.runs import stated as agreed
 from sordino.runs.alike import alike, near, number, without_none
 from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
@@ -132,7 +132,7 @@ def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | Non
         relation=None if found.plan is None else found.plan.relation,
         secure=None if found.plan is None else found.plan.insecure_seed is None,
         adopted=0 if chain is None else max(0, len(chain.places) - 1),
-        not_covered=tuple(_not_covered(folder, stated)),
+        not_covered=tuple(possible.not_covered(folder, {*_FILES, SIGNATURE}, stated.get("files"))),
         checks=tuple(checks),
     )
 
@@ -264,19 +264,22 @@ def _claim(found: _Found) -> str:
     claim = f"(ε = {up(claimed or plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
     if claim not in str(given.get("sentence")):  # the other words may be those of another version
         raise _Disagreement(f"the sentence in {RESULT} does not state {claim}, which the ledger's plan gives")
+    last, by_recipe = possible.last_row(found.folder / METRICS), not possible.described(found.folder / RECIPE)
+    _possible(possible.result(plan, result, last, by_recipe=by_recipe), f"{RESULT} states")
     words = f"; other words, of sordino {v}, were not compared" if (v := agreed.written_by(result)) else ""
     return f"δ, relation, records, noise and the sentence's numbers are those of the ledger's plan{words}"
 
 
 def _recipe(found: _Found) -> str:
     plan, written = found.planned(), tomllib.loads((found.folder / RECIPE).read_text(encoding="utf8"))
-    if dict(written.get("run") or {}).get("made_by") == "sordino.train":
+    if possible.described(found.folder / RECIPE):
+        if unknown := sorted(written.keys() - set(possible.DESCRIBED)):
+            raise _Disagreement(f"{RECIPE} has [{unknown[0]}], which sordino.train does not write")
         if not alike(written.get("plan"), without_none(plan.to_dict())):
             raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
         return "made by sordino.train, with the ledger's plan"
     recipe = Recipe.read(found.folder / RECIPE, allow_code=True)  # its code is not run
-    other = differences(plan_of_recipe(recipe, plan), plan)
-    if other:
+    if other := differences(plan_of_recipe(recipe, plan), plan):
         raise _Disagreement(f"{RECIPE} gives a different plan than the ledger: {other}")
     asked = recipe.privacy.epsilon
     if found.epsilon is not None and asked is not None and found.epsilon > asked * (1 + EQUAL):
@@ -298,8 +301,9 @@ def _hashes(found: _Found) -> str:
     added = [name for name in PUBLISHED if name not in listed and (found.folder / name).exists()]
     if added:
         raise _Disagreement(f"{', '.join(added)} was added: {RESULT} does not list it")
+    _possible(possible.listed(listed), f"{RESULT} lists")
     for name, digest in listed.items():
-        path = found.folder / Path(str(name)).name
+        path = found.folder / name
         if not path.is_file():
             raise _Disagreement(f"{name} is missing")
         if file_digest(path) != digest:
@@ -317,18 +321,17 @@ def _model(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} was edited: it is not the one that {MODEL} was written with")
     if (key := agreed.model_differs(about, found.stated())) is not None:
         raise _Disagreement(f"{MODEL} states {key} = {about.get(key)!r}, which is not what {RESULT} states")
+    _possible(possible.model(tensors, about, found.stated(), found.plan, found.ledger().entries), MODEL)
     return f"{len(tensors)} tensors, undamaged, made from this ledger and with this result, and stating the same"
 
 
 def _metrics(found: _Found) -> str:
     plan, result = found.planned(), found.stated()
     lines = (found.folder / METRICS).read_text(encoding="utf8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    steps = [row["step"] for row in rows]
-    if not rows or steps != sorted(steps):
-        raise _Disagreement(f"{METRICS} is empty, or its steps are not in order")
-    if steps[-1] != (result.get("stopped_at") or plan.steps):
-        raise _Disagreement(f"{METRICS} ends at step {steps[-1]}, which is not the last step of the run")
+    rows = [strict_json(line) for line in lines]
+    _possible(possible.metrics(rows), METRICS)
+    if rows[-1]["step"] != (result.get("stopped_at") or plan.steps):
+        raise _Disagreement(f"{METRICS} ends at step {rows[-1]['step']}, which is not the last step of the run")
     last = rows[-1]
     stopped = result.get("stopped_at") is not None  # then the result states the plan's ε, which is larger
     for key in ("test_accuracy", "test_error", *(() if stopped else ("epsilon",))):
@@ -377,14 +380,6 @@ _CHECKS: dict[str, Callable[[_Found], str]] = {
 }
 
 
-def _not_covered(folder: Path, stated: Mapping[str, Any]) -> Iterator[str]:
-    """Files and folders (hf/) that a reader could take for a part of the run and that nothing in it vouches for."""
-    listed = stated.get("files")
-    known = {*_FILES, SIGNATURE, *(listed if isinstance(listed, Mapping) else ())}
-    found = (path.name if path.is_file() else f"{path.name}/" for path in sorted(folder.iterdir()))
-    return (name for name in found if name not in known)
-
-
 QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")
 """Checks that do not compute ε."""
 
@@ -392,6 +387,11 @@ QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")
 def failed(verdict: Verdict) -> Iterator[Check]:
     """The checks that disagree."""
     return (check for check in verdict.checks if not check.ok)
+
+
+def _possible(why_not: str | None, what: str) -> None:
+    if why_not:
+        raise _Disagreement(f"{what} {why_not}")
 
 
 def _there(value: T | None, what: str) -> T:

@@ -161,6 +161,18 @@ class _Function(Callback):
         """A function has no state to restore from earlier rows."""
 
 
+def check_evaluation(job: Any) -> None:
+    """Evaluates once, before anything is spent, so that an evaluation that fails does so now; callbacks see its names.
+
+    Not if it follows the first step anyway, or may need statistics that are released later, unless a callback asks.
+    """
+    asked = any(type(callback).check is not Callback.check for callback in job.callbacks)
+    if asked or (job.evaluate is not None and job.settings.eval_every != 1 and not job.plan.statistics):
+        names = job.loop().evaluated()
+        for callback in job.callbacks:
+            callback.check(names)
+
+
 def checked(callbacks: Iterable[Any], plan: Plan, eval_every: int) -> tuple[Callback, ...]:
     """The callbacks, with functions wrapped.
 

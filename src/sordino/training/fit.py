@@ -37,14 +37,14 @@ from sordino.records.companions import companions_of, refuse_shared_companions, 
 from sordino.records.fitting import check_fits, fitted, rows_not_finite
 from sordino.records.gradients import Counted, Divisible, GradientSum
 from sordino.records.mapped import mapped
-from sordino.records.reading import collated, count_records, splits
+from sordino.records.reading import check_items, collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
 from sordino.training.agreement import agree, reporting
 from sordino.training.announced import evaluates, header, rehearsed_seconds
 from sordino.training.asked import check_asked, chosen_update
-from sordino.training.callbacks import Callback, checked, stopped, told_of_failure
+from sordino.training.callbacks import check_evaluation, checked, stopped, told_of_failure
 from sordino.training.first_batch import check_first_batch
 from sordino.training.histogram import check_declared, release_histogram
 from sordino.training.job import Job, Result, fingerprint_of
@@ -148,6 +148,7 @@ def _job(
     refuse_shared_companions(model, splits(dataset))
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
+    checks.function("evaluate", evaluate, "of the model that returns a dict of numbers")
     update = chosen_update(plan, model, loss, optimizer, lr, settings, public)
     watching = checked(callbacks, plan, settings.eval_every)
     guarantee = plan.guarantee()  # raises before anything is read if there is none
@@ -169,11 +170,10 @@ def _ready(
 
     whole: the rows of the dataset, not grouped by user. remade: the update for a copy of the model.
     """
-    model, plan, rank, source = job.model, job.plan, ranks.current(), job.plan.source()
+    model, plan, rank, source, store = job.model, job.plan, ranks.current(), job.plan.source(), None
     same = f"{job.fingerprint} {job.settings.chunk}"
     checkpoints = None if job.folder is None else job.folder / "checkpoint"
     seen = agree(rank, same, model, job.dataset, checkpoints, job.settings.progress)
-    store = None
     if is_sharded(model):
         check_fits(model, loss, whole)  # fully_shard gathers: no rank may be missing
         store = Store(model, ranks.of_group())
@@ -181,12 +181,10 @@ def _ready(
     job = replace(job, store=store, seen=seen)
     job.loop().rehearse()  # finds an optimizer that fails on its settings before anything is written
     _check_grid(plan, model)
-    if any(type(callback).check is not Callback.check for callback in job.callbacks):
-        names = job.loop().evaluated()
-        for callback in job.callbacks:
-            callback.check(names)
+    check_evaluation(job)
     seconds = None
     if rank is None or rank.leads:
+        check_items(whole)
         check_first_batch(model, loss, job.dataset, plan, source, job.settings, store)
         if store is None and job.settings.progress is not False:
             seconds = rehearsed_seconds(job, remade)

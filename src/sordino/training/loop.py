@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -160,8 +160,12 @@ class Loop:
         )  # fmt: skip
 
     def evaluated(self) -> dict[str, float]:
-        """What `evaluate` returns for the current weights: of public data, so it has no privacy cost."""
-        return self._measured(None)
+        """What `evaluate` returns for the current weights: of public data, so it has no privacy cost.
+
+        torch's generator is left as it was: a seeded run is the same with and without this evaluation.
+        """
+        with torch.random.fork_rng(devices=[]):
+            return self._measured(None, ())  # what an update logs may not exist before the first step
 
     def restore(self) -> TrainState:
         """Loads the last checkpoint into model and optimizer, or returns the state before the first step.
@@ -298,14 +302,14 @@ class Loop:
         row: dict[str, float] = {"step": done}
         if done in spent:
             row["epsilon"] = spent[done]
-        row |= self._measured(average.values() if average is not None else None)
-        row |= self.update.logged()
+        logged = self.update.logged()
+        row |= self._measured(average.values() if average is not None else None, logged) | logged
         row |= {"lr": float(self.optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)}
         self.metrics.append(row)
         return self._tell(row)
 
-    def _measured(self, values: Mapping[str, Tensor] | None) -> dict[str, float]:
-        """What `evaluate` returns for these weights; None: for the model's."""
+    def _measured(self, values: Mapping[str, Tensor] | None, logged: Collection[str]) -> dict[str, float]:
+        """What `evaluate` returns for these weights; None: for the model's. logged: names that the update uses."""
         if self.evaluate is None:
             return {}
         with _evaluating(self.model, values):
@@ -317,7 +321,7 @@ class Loop:
                 f"evaluate returned a {type(found).__name__}: it must return a dict of numbers, such as "
                 '{"test_accuracy": 0.9}'
             ) from error
-        if taken := sorted({"step", "epsilon", "lr", "seconds", *self.update.logged()} & measured.keys()):
+        if taken := sorted({"step", "epsilon", "lr", "seconds", *logged} & measured.keys()):
             raise InputError(f"evaluate returns {', '.join(taken)}, which the run itself logs: choose another name")
         return measured
 
@@ -374,7 +378,7 @@ def require_ledger(ledger: Ledger, step: int, head: Head | None) -> None:
 @contextmanager
 def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterator[None]:
     """Evaluation mode, without gradients, at `values` if given; everything is restored afterwards."""
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     kept = {name: tensor.detach().clone() for name, tensor in model_tensors(model).items()}
     try:
         model.eval()
@@ -384,4 +388,5 @@ def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterat
             yield
     finally:
         load_model(model, kept)
-        model.train(was_training)
+        for module, mode in modes:  # a layer may be in evaluation mode while the model is in training mode
+            module.training = mode

@@ -7,7 +7,7 @@ tensors, so that a run can be resumed with any number of ranks, sharded or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,9 @@ class ShardedLoop(Loop):
             self.metrics.append(row)
         return found
 
-    def _measured(self, values: Mapping[str, Tensor] | None) -> dict[str, float]:
+    def _measured(self, values: Mapping[str, Tensor] | None, logged: Collection[str]) -> dict[str, float]:
         """`evaluate` at every rank, with fully_shard's own gathering; the leader's results count."""
-        found = super()._measured(values)
+        found = super()._measured(values, logged)
         told: dict[str, float] = heard(self.rank, found)
         return told
 

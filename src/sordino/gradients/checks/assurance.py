@@ -16,7 +16,8 @@ reads (``x.max().item()``). The tape detects both. In each batch in which a valu
 (``answers.py``), in which a row's place may matter, or in which a model that asks for the number of rows does not
 compute the same as for others (``course.py``), all rows are computed again in smaller groups (``check_some``): their
 losses must be those of that batch. A model that queries sizes, or selects rows by position (``x[:60]``), is also given
-few different numbers of rows (``Assurance.room``), and each of them is tested where it first occurs.
+few different numbers of rows (``Assurance.room``), and each of them is tested where it first occurs, unless the course
+shows that the model computes the same for every number.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Assurance:
         self._sizes: set[int] = set()  # sizes of batches whose gradients were compared with those of smaller groups
         self._courses: dict[Any, Known] = {}  # what a model that knows its number of rows computes, by shapes of data
         self._contents: list[int] | None = None
-        self._settings: int | None = None
+        self._settings: Any = None
         self._summed: Summed | None = None  # of a new program, until it is compared
 
     def room(self, chunk: Chunk) -> int:
@@ -147,8 +148,9 @@ class Assurance:
         due = not made.independent and self._chosen()
         larger = chunk.rows > 2 * self.widest
         # a model that queried the size of an earlier batch (by an error that it caught) may know this one without
-        left = (chunk.rows if made.sized or self.sized else 0, made.numbers)
         moved = chunk.rows > 1 and made.course is not None and self._moves(setup, data, chunk.rows, made)
+        same = made.course is not None and not (moved or made.cut) and made.numbers is None  # for every number of rows
+        left = (chunk.rows if (made.sized or self.sized) and not same else 0, made.numbers)
         unseen = moved or (left != (0, None) and left not in self._left)
         if not (new or due or larger or unseen) or (chunk.rows < 2 and made.numbers is None):
             return
@@ -276,7 +278,7 @@ class Known(NamedTuple):
     """The course of the first batch with these shapes; None if it was another one for fewer rows. drawn: the steps in
     which only random numbers differ from row to row."""
 
-    course: int | None
+    course: tuple[Any, ...] | None
     drawn: frozenset[int] = frozenset()
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.checks.interaction import Data, changed, generator_of, in_double_of, typical, wide
+from sordino.gradients.checks.interaction import Data, changed, generator_of, in_double_of, losses_of, typical, wide
 from sordino.gradients.checks.neutral import Neutral
 from sordino.gradients.layers.convolution import Convolved
 from sordino.gradients.measure import NotFinite
@@ -33,7 +34,8 @@ from sordino.gradients.sums.totals import keep
 from sordino.gradients.tape.checkpoints import without_checkpoints
 from sordino.gradients.tape.refusals import Aside
 
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
+NARROW = 0.05  # for coarser types
 
 
 class Summed(NamedTuple):
@@ -105,17 +107,38 @@ def check_attribution(setup: Setup, data: Data, rows: int, found: Gap | None = N
     kind = next(iter(setup.parameters.values())).dtype
     if gap is None:
         return None
-    if gap.relative <= TOLERANCE.get(kind, 0.05):
+    if gap.relative <= TOLERANCE.get(kind, NARROW):
         return gap.lengths
     # the cause may be a kink or a long chain of roundings: decide in double precision
     finer = in_double_of(setup, data, lambda twin: _relative(_attribution_gap(twin, wide(data), rows)))
     if finer is not None and finer <= 1e-6:
+        return gap.lengths
+    if gap.relative <= NARROW and _narrow(setup, data):
         return gap.lengths
     raise Refused(
         f"{gap.parameter}: with random weights on the records the engine's gradient differs from autograd's; the "
         "layer is not supported in this use: freeze it, or write it in plain PyTorch",
         private=f"it differs by {gap.relative:.1e}",
     )
+
+
+class _Narrow(TorchFunctionMode):
+    """Whether a parameter or data is cast to half precision."""
+
+    found: bool = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.found = self.found or (isinstance(out, Tensor) and out.dtype in (torch.bfloat16, torch.float16))
+        return out
+
+
+def _narrow(setup: Setup, data: Data) -> bool:
+    """Does the model itself compute in half precision (`weight.bfloat16()`)? Its copy in double precision does as well,
+    and decides nothing: gradients are rounded to eight bits, in another order by autograd."""
+    with _Narrow() as mode:
+        losses_of(setup, data)
+    return bool(mode.found)
 
 
 def _relative(gap: Gap | None) -> float:
@@ -219,7 +242,7 @@ def check_lengths(setup: Setup, data: Data, rows: int, known: Tensor | None = No
     """
     gap = _length_gap(setup, data, rows, known)
     kind = next(iter(setup.parameters.values())).dtype
-    if gap > TOLERANCE.get(kind, 0.05):
+    if gap > TOLERANCE.get(kind, NARROW):
         finer = in_double_of(setup, data, lambda twin: _length_gap(twin, wide(data), rows))
         gap = gap if finer is None else finer
     _refuse_other_lengths(setup, gap)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sordino.errors import Refused
 from sordino.gradients.checks.neutral import Neutral
 from sordino.gradients.passes import Setup
-from sordino.gradients.rows import call, take, tree_map
+from sordino.gradients.rows import call, check_losses, take, tensors, tree_map
 from sordino.gradients.shards import reading
 from sordino.gradients.state.kept import put_back
 from sordino.gradients.state.left import refuse_kept_values
@@ -201,7 +201,9 @@ def _next_losses(setup: Setup, data: Data) -> Tensor:
     leaves = () if setup.shards is None else setup.shards.groups[0]
     # gradients are enabled as in training: a model may query them, or attach hooks to its activations
     with torch.enable_grad(), reading(setup.shards, leaves):
-        return setup.loss(call(setup.model, data[0]), data[1]).detach()
+        losses = setup.loss(call(setup.model, data[0]), data[1])
+    check_losses(losses, len(next(tensors((data[1], data[0])))))
+    return losses.detach()
 
 
 def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:

@@ -16,7 +16,7 @@ left out: wherever it is used again, the batch is tested.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from sordino.gradients.labels import flow, flow_layers, moves, selections
 from sordino.gradients.labels.book import Before
 from sordino.gradients.labels.flow import flat
 from sordino.gradients.labels.lineage import Axis, Lineage, Many
+from sordino.gradients.labels.readings import unlike_any
 from sordino.gradients.labels.versions import version
 from sordino.gradients.labels.vocabulary import Kind, kind_of, names
 from sordino.gradients.sums.memory import address, checksum
@@ -37,7 +38,7 @@ _DRAWS = frozenset(
     names("rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like rrelu")
     + names("uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ dropout alpha_dropout")
 )
-_SHAPED = (moves.reshape, moves.expand)
+_SHAPED = (moves.reshape, moves.expand, moves.repeat)  # the shape of the result tells all
 _ALIKE = (
     *(flow.pointwise, flow.only_first, flow.choice, selections.getitem, selections.index_select),
     *(moves.expand, moves.repeat, moves.unsqueeze, moves.squeeze),
@@ -45,6 +46,8 @@ _ALIKE = (
 _MOVED = frozenset(names("permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis embedding"))
 _LEADING = frozenset(names("conv1d conv2d conv3d linear layer_norm rms_norm group_norm"))  # dimension 0 is not summed
 _BROADCAST = (flow.pointwise, flow.choice, flow_layers.attention)
+
+_EXACT = (int, bool, str, torch.dtype, torch.device, torch.memory_format, torch.layout, type(...))  # no floats: −0.0
 
 # where rows are: (length of the dimension, before, after, the dimension from the right if arguments are broadcast)
 Ways = tuple[tuple[int, int, int, int | None], ...]
@@ -54,11 +57,11 @@ class Course:
     """What one pass computes. steps: from the first question on. places: the numbers of the steps in which something
     that is no data differs from row to row."""
 
-    def __init__(self, slot: Callable[[Any], Any], fixed: Callable[[Tensor], bool]) -> None:
-        """slot: finds the slot of a tensor. fixed: is it a parameter or a buffer?"""
+    def __init__(self, slots: Mapping[int, Any], fixed: Callable[[Tensor], bool]) -> None:
+        """slots: of tensors, by their id. fixed: is it a parameter or a buffer?"""
         self.steps: list[Any] = []
         self.places: set[int] = set()
-        self._slot, self._fixed = slot, fixed
+        self._slots, self._fixed = slots, fixed
         self._of: dict[int, tuple[int, int]] = {}  # the operation that made a tensor, and which of its results it is
         self._drawn: set[tuple[int, int]] = set()  # those that contain random numbers and no data
         self._contents: dict[Any, tuple[weakref.ref[Tensor], Any, bool]] = {}
@@ -97,15 +100,15 @@ class Course:
         for t, _, entry in before:
             if entry is not None:
                 data = True
-            elif self._slot(t) is not None:
+            elif id(t) in self._slots:
                 slotted = True
-            elif self._of.get(id(t)) in self._drawn:
+            elif self._drawn and self._of.get(id(t)) in self._drawn:
                 drawn = True
         if drawn and not data:
             self._drawn.update((number, k) for k in range(len(results)))
         if data and asked:
             labels = [None if (now := state(t)[2]) is None else now[1] for t in results]
-            if not labels or not all(isinstance(found, Many) for found in labels):
+            if not labels or any(type(found) is not Many for found in labels):
                 self._record(kind, call, before, list(map(_apart_from_rows, results, labels)), data)
         elif asked and (slotted or drawn):
             self._record(kind, call, before, results, data)
@@ -127,7 +130,7 @@ class Course:
             else:
                 ways = (_ways(kind, before) if data else ()) if ways is None else ways
                 step.append(self._which(t, ways))
-        if kind.rule not in _SHAPED and kind.rule is not moves.repeat:
+        if kind.rule not in _SHAPED and (kwargs or len(args) != 1 or not isinstance(args[0], Tensor)):
             sizes = kind.name in _SIZES
             made = sizes or kind.name in _DRAWS or kind.name == "new_full"
             left_out = (Tensor, tuple, list, int) if sizes else (Tensor, tuple, list) if made else Tensor
@@ -146,7 +149,7 @@ class Course:
     def _which(self, t: Tensor, rows: Ways) -> Any:
         """What identifies an argument that is no data: its content, or the operation that made it."""
         made = self._of.get(id(t))
-        if self._slot(t) is None and made not in self._drawn:
+        if id(t) not in self._slots and made not in self._drawn:
             key = id(t), version(t), rows
             if key not in self._contents or self._contents[key][0]() is not t:
                 self._contents[key] = weakref.ref(t), *_content(t, rows)
@@ -157,9 +160,10 @@ class Course:
             self.places.add(len(self.steps))
         return content
 
-    def found(self) -> int | None:
-        """A hash of the course; None if the model has not asked for the number of rows."""
-        return hash(tuple(self.steps)) if self.steps else None
+    def found(self) -> tuple[Any, ...] | None:
+        """The course; None if the model has not asked for the number of rows. No hash of it: those of −1 and −2 are
+        equal, and so are those of 1 and 2⁶¹."""
+        return tuple(self.steps) if self.steps else None
 
 
 def _own_generator(args: Any, kwargs: Any) -> bool:
@@ -221,21 +225,24 @@ def _apart_from_rows(t: Tensor, label: Lineage | None) -> Any:
     """The shape of a result without its rows, and where they are."""
     if type(label) is not Axis:
         return t.ndim, t.dtype, t.requires_grad
-    return label, t.dtype, t.requires_grad, tuple(t.shape[: label.dim]), tuple(t.shape[label.dim + 1 :])
+    shape, place = t.shape, label.dim
+    return label, t.dtype, t.requires_grad, shape[:place], shape[place + 1 :]
 
 
 def _plain(value: Any) -> Any:
-    """A hashable copy of an argument; tensors in it are recorded by themselves."""
-    if isinstance(value, float):
-        return value if value == value else "nan"
-    if value is None or isinstance(value, (int, str, torch.dtype, torch.device)):
-        return type(value), value
+    """A copy of an argument that is equal only to that of the same value (0.0 and −0.0 differ); tensors in it are
+    recorded by themselves. What is not known equals nothing, so the batch is tested."""
+    kind = type(value)
+    if value is None or kind in _EXACT:
+        return kind, value
+    if isinstance(value, (int, float, complex, str)):
+        return kind, repr(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     if isinstance(value, dict):
         return tuple((key, _plain(v)) for key, v in value.items())
     if isinstance(value, slice):
         return "slice", _plain(value.start), _plain(value.stop), _plain(value.step)
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    return "tensor" if isinstance(value, Tensor) else str(type(value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return str(value.dtype), value.shape, value.tobytes()
+    return "tensor" if isinstance(value, Tensor) else next(unlike_any)

@@ -15,9 +15,8 @@ unlike_any = itertools.count(1 << 61)
 
 def hash_of(value: Any) -> int:
     """Equal for equal values that were read. Memory (a numpy array, a storage) gets a unique hash."""
-    if isinstance(value, (bool, int, float, complex, str)):
-        return hash(value)
-    return hash(repr(value)) if isinstance(value, (list, tuple)) else next(unlike_any)
+    known = isinstance(value, (bool, int, float, complex, str, list, tuple))
+    return hash(repr(value)) if known else next(unlike_any)  # of the text: −1 and −2 have one hash
 
 
 def content_of(t: Tensor) -> int:

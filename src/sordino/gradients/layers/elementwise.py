@@ -125,7 +125,17 @@ def _result_shape(func: Any, args: Any, tensors: Sequence[Tensor]) -> torch.Size
     name = func.__name__
     if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i"):
         return args[0].shape  # type: ignore[no-any-return]
-    return torch.Size(torch.broadcast_shapes(*(t.shape for t in tensors)))  # type: ignore[no-untyped-call]
+    out = [1] * max(t.ndim for t in tensors)
+    for t in tensors:
+        for place, size in enumerate(reversed(t.shape), 1):
+            if out[-place] == 1:
+                out[-place] = size
+            elif size not in (1, out[-place]):
+                break
+        else:
+            continue
+        return torch.Size(torch.broadcast_shapes(*(t.shape for t in tensors)))  # type: ignore[no-untyped-call]
+    return torch.Size(out)  # what torch.broadcast_shapes returns after a hundred calls, for symbolic sizes
 
 
 def broadcast(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

@@ -131,9 +131,10 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
 
 def _complex(given: Sequence[Any]) -> bool:
     """Is there a complex tensor among them, or in a list of them?"""
-    return any(
-        t.is_complex() if isinstance(t, torch.Tensor) else isinstance(t, (list, tuple)) and _complex(t) for t in given
-    )
+    for t in given:
+        if t.is_complex() if isinstance(t, torch.Tensor) else isinstance(t, (list, tuple)) and _complex(t):
+            return True
+    return False
 
 
 def weights_alone(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

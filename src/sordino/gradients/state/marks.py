@@ -250,15 +250,18 @@ _PLAIN = frozenset(NUMBERS)
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 
 
-def settings_of(roots: Sequence[Any]) -> int:
-    """A hash of the numbers and texts in the attributes of modules, which a user may change between two steps."""
+def settings_of(roots: Sequence[Any]) -> list[Any]:
+    """The numbers and texts in the attributes of modules, which a user may change between two steps."""
     found: list[Any] = []
     for module in roots:
         for key, value in module.__dict__.items() if isinstance(module, nn.Module) else ():
             if key in _INTERNAL:
                 continue
-            if isinstance(value, NUMBERS) or (type(value) is tuple and _PLAIN.issuperset(map(type, value))):
+            kind = type(value)
+            if kind is bool or kind is int:
                 found.append(value)
+            elif isinstance(value, NUMBERS) or (type(value) is tuple and _PLAIN.issuperset(map(type, value))):
+                found.append(repr(value) if type(value) is float else value)  # NaN is as NaN
             elif not isinstance(value, (Tensor, nn.Module)):
                 found.append(repr(mark(value)))
-    return hash(tuple(found))
+    return found

@@ -97,8 +97,8 @@ class Tape(TorchFunctionMode):
         self._inside = 0  # nesting depth of running rules
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = TOKEN
-        self.book, self.course = Book(rows), Course(self.slot, held.registered)
         self._slots: dict[int, Slot] = {}
+        self.book, self.course = Book(rows), Course(self._slots, held.registered)
         self._alive: list[Tensor] = []
         self.roots: dict[int, Tensor] = {}  # data that requires a gradient and was computed from nothing that does
         self.leaves: dict[str, Tensor] = {}  # for the parameters that something was computed from
@@ -253,12 +253,16 @@ class Tape(TorchFunctionMode):
         slotted = data = False
         book, slots = self.book, self._slots
         for a in args:
-            if isinstance(a, Tensor):
+            kind = type(a)
+            if kind is int or kind is float or kind is bool or a is None:
+                continue
+            if kind is Tensor or isinstance(a, Tensor):
                 if id(a) in slots:
                     slotted = True
                 elif (held := book.entry(a)) is not None:
                     data = True
-                    self._note_root(a)
+                    if a.is_leaf:
+                        self._note_root(a)
                     before.append((a, held[3], held))
                     continue
                 elif a.requires_grad and self.rules.adopt(self, a):  # made by an operation that was not intercepted
@@ -267,7 +271,7 @@ class Tape(TorchFunctionMode):
                     data = self._is_data(a) or data
                     self._note_root(a)
                 before.append(book.state(a))
-            elif type(a) is slice:
+            elif kind is slice:
                 data = self._bounds(a) or data
             elif isinstance(a, (list, tuple, dict)):
                 found = self._seen(a.values() if isinstance(a, dict) else a, before)
@@ -310,7 +314,7 @@ class Tape(TorchFunctionMode):
             self.book.hooked = self.book.hooked or args[1] is not None
             return func(*args, **kwargs)
         before: list[Before] = []
-        slotted, data = self._seen((*args, *kwargs.values()), before)
+        slotted, data = self._seen((*args, *kwargs.values()) if kwargs else args, before)
         if not self._inside:
             self.program.append(func)
             if not torch.is_grad_enabled():
@@ -382,13 +386,14 @@ class Tape(TorchFunctionMode):
         return out
 
     def _note_constants(self, out: Any) -> None:
-        for t in flat(out):
+        for t in (out,) if type(out) is Tensor else flat(out):
             if not self.book.has(t):
                 self.book.note(t)
 
     def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
         """Labels what a rule returned, and determines the layouts of the uses that the rule left open."""
-        if not all(map(self.book.has, flat(out))) or writes(func):  # also into an item of it
+        results = (out,) if type(out) is Tensor else flat(out)
+        if not all(map(self.book.has, results)) or writes(func):  # also into an item of it
             self.book.follow(func, args, kwargs, out)
         else:
             self.book.see_hooks()

@@ -29,8 +29,9 @@ from dp_accounting.rdp import rdp_privacy_accountant as google_rdp
 from scipy.optimize import minimize_scalar
 
 from sordino import checks
-from sordino.accounting.account import TOLERANCE, checked_releases, composed_epsilon
+from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.accounting.events import Release
+from sordino.accounting.grids import TOLERANCE
 from sordino.errors import InputError, Refused
 from sordino.methods.modelmix.mixture import Array
 from sordino.methods.modelmix.sampled import MOST_ORDERS, SampledStep, classic, tight
