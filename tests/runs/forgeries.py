@@ -263,6 +263,10 @@ def rows_of_metrics(change: Callable[[Lines], list[Any]]) -> Forge:
     return forge
 
 
+def dropped(row: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in keys}
+
+
 def tensors_of_model(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Forge:
     def forge(folder: Path, other: Path) -> None:
         tensors, about = read_sealed(folder / MODEL)
@@ -309,6 +313,21 @@ def first_repeated(rows: Lines) -> list[Any]:
 IMPOSSIBLE: dict[str, tuple[Forge, str]] = {
     name: (with_new_hashes(forge), named)
     for name, (forge, named) in {
+        "metrics without ε": (rows_of_metrics(lambda rows: [dropped(row, "epsilon") for row in rows]), "metrics"),
+        "metrics without ε and time": (
+            rows_of_metrics(lambda rows: [dropped(row, "epsilon", "seconds") for row in rows]),
+            "metrics",
+        ),
+        "a row without ε on the way": (
+            rows_of_metrics(lambda rows: [{**dropped(rows[-1], "epsilon"), "step": 3}, *rows]),
+            "metrics",
+        ),
+        "an accuracy on the way, twice": (
+            rows_of_metrics(lambda rows: [{**rows[-1], "step": 3}, {**rows[-1], "step": 3}, *rows]),
+            "metrics",
+        ),
+        "a certificate in each entry": (bent(in_entries(certified="yes")), "steps"),
+        "a certificate in the header": (bent(in_header(certified="yes")), "plan"),
         "metrics with a repeated key": (rows_of_metrics(first_repeated), "metrics"),
         "two rows of one step": (
             rows_of_metrics(lambda rows: [*rows[:-1], {**rows[-1], "test_accuracy": 0.99}, rows[-1]]),

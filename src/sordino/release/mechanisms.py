@@ -114,6 +114,14 @@ def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> floa
     return release_grid(noise, sensitivity, coordinates, fine=True).spacing * math.sqrt(coordinates)
 
 
+ENTRY_KEYS = frozenset((
+    "kind", "purpose", "step", "mechanism", "noise_multiplier", "sensitivity", "norm", "sampling", "relation", "secure",
+    "source", "coordinates", "time",
+    "least_width", "earlier", "fine",  # only some releases
+))  # fmt: skip
+"""Every key that a release writes into the ledger."""
+
+
 def ledger_entry(
     noise: Noise, sensitivity: float, entry: Entry, source: RandomSource, coordinates: int
 ) -> dict[str, Any]:

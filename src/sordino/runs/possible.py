@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from sordino.plan.core import Plan
+from sordino.release.mechanisms import ENTRY_KEYS
 from sordino.runs.alike import number
 from sordino.runs.closing import MODEL, NOT_BOUND
 from sordino.runs.stated import KEPT, SINGLE, written_by
 
 DESCRIBED = ("run", "model", "train", "plan", "declaration")
 """The sections of the description that `sordino.train` writes in place of a recipe."""
+_LOGGED = "seconds"  # in the rows that a run logs of itself, always with ε; not in those of instruments
 _MODEL_KEYS = {*KEPT, "guarantee", "sordino", "inputs", "ledger", "result", "format"}
 _RESULT_KEYS = {
     "name", "method", "epsilon", "delta", "relation", "sampler", "accountant", "theorem", "secure", "guarantee",
@@ -72,6 +74,14 @@ def described(recipe: Path) -> bool:
     return dict(written.get("run") or {}).get("made_by") == "sordino.train"
 
 
+def unknown_key(entries: Iterable[Mapping[str, Any]], stated: Mapping[str, Any]) -> str | None:
+    """A release of the ledger with a key that no release of this version writes."""
+    for entry in entries if written_by(stated) is None else ():
+        if unknown := sorted(entry.keys() - ENTRY_KEYS):
+            return f"has {', '.join(map(repr, unknown))} at step {entry['step']}, which no release writes"
+    return None
+
+
 def lengths(plan: Plan, entries: Iterable[Mapping[str, Any]]) -> set[Any]:
     """The lengths of the vectors that were released in the plan's steps."""
     return {entry.get("coordinates") for entry in entries if entry["purpose"] == plan.method.purpose}
@@ -87,10 +97,14 @@ def metrics(rows: Sequence[Any]) -> str | None:
     """What is impossible in metrics.jsonl."""
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         return "is empty, or has a line that is not a JSON object"
-    steps = [row.get("step") for row in rows]
-    if not all(_whole(step, 0, 2**63) for step in steps) or any(a >= b for a, b in pairwise(steps)):
+    places = [(row.get("step"), _LOGGED in row) for row in rows]  # what instruments read comes before the step's row
+    if not all(_whole(step, 0, 2**63) for step, _ in places) or any(a >= b for a, b in pairwise(places)):
         return "has steps that are not whole numbers in ascending order"
+    if _LOGGED not in rows[-1]:
+        return f"has a last row without {_LOGGED}"
     for row in rows:
+        if ("epsilon" in row) is not (_LOGGED in row):
+            return f"has a row without {'epsilon' if _LOGGED in row else _LOGGED} at step {row['step']}"
         for key, value in row.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 return f"has {key} = {value!r} at step {row['step']}, which is not a number"

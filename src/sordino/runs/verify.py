@@ -194,6 +194,7 @@ def _closed(found: _Found) -> str:
 def _steps(found: _Found) -> str:
     plan, entries = found.planned(), found.ledger().entries
     Explained(plan, entries)
+    _possible(possible.unknown_key(entries, found.result or {}), LEDGER)
     steps = [entry["step"] for entry in entries if entry["purpose"] == plan.method.purpose]
     made = (found.result or {}).get("stopped_at") or plan.steps  # set if a callback ended the run
     if (missing := missing_step(plan, steps, made)) is not None:

@@ -17,6 +17,7 @@ from sordino.errors import InputError, Refused
 from sordino.plan import Plan
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
+from sordino.runs.verify import failed, verify
 from sordino.training import Result, Settings, train
 
 Records = tuple[Tensor, Tensor]
@@ -154,6 +155,7 @@ def test_a_recipe_s_instruments_read_the_public_rows_and_the_report_draws_them(t
     assert "Sampling noise" not in (tmp_path / "plain" / "report.html").read_text()
     kept = Recipe.read(tmp_path / "watched" / "recipe.toml")
     assert (kept.instruments.every, kept.instruments.rows) == (2, 50)
+    assert list(failed(verify(tmp_path / "watched"))) == [], "a reading and the step's own row are not one step twice"
 
 
 def test_a_recipe_s_private_readings_are_kept_apart_and_the_report_says_so_in_red(tmp_path: Path) -> None:
