@@ -107,13 +107,13 @@ def killed_run(folder: Path) -> Plan:
     plan = Plan.dpsgd(noise_multiplier=3.0, delta=1e-5, records=100, expected_batch=20, steps=9)
     settings = Settings(eval_every=8, checkpoint_every=6, progress=False)
 
-    def killed(model: nn.Module) -> dict[str, float]:
+    def killed(row: object) -> None:
         raise _Killed
 
     try:
         data = torch.randn(100, 4), torch.arange(100) % 2
         loss = nn.functional.cross_entropy
-        train(nn.Linear(4, 2), loss, data, plan, lr=0.5, settings=settings, evaluate=killed, out=folder)
+        train(nn.Linear(4, 2), loss, data, plan, lr=0.5, settings=settings, callbacks=[killed], out=folder)
     except _Killed:
         pass
     return plan

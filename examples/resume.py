@@ -10,7 +10,7 @@ import torch
 import sordino
 
 
-def interrupted(model: torch.nn.Module) -> dict[str, float]:
+def interrupted(row: dict[str, float]) -> None:
     """Simulates a kill: it is called after step 8, when the last checkpoint is that of step 5."""
     raise KeyboardInterrupt
 
@@ -24,7 +24,11 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         try:
             sordino.train(
-                torch.nn.Linear(8, 2), loss, dataset, plan, lr=0.5, settings=settings, out=folder, evaluate=interrupted
+                *(torch.nn.Linear(8, 2), loss, dataset, plan),
+                lr=0.5,
+                settings=settings,
+                out=folder,
+                callbacks=[interrupted],
             )
         except KeyboardInterrupt:
             print("interrupted")

@@ -160,7 +160,7 @@ def text_columns() -> dict[str, Column]:
     }
 
 
-VIEWS = Augmentation(views=4, crop=4, flip=True)
+VIEWS, FOUR_VIEWS = Augmentation(views=4, crop=4, flip=True), "enhanced + self-augmentation 4"
 
 
 def image_columns() -> dict[str, Column]:
@@ -171,7 +171,10 @@ def image_columns() -> dict[str, Column]:
         "enhanced": better,
         "enhanced + inner-outer momentum": replace(better, inner=INNER_DECAY),
         "enhanced + inner-outer momentum, γ₀ = 0.3": replace(better, inner=0.3),
-        "enhanced + self-augmentation 4": replace(better, augmentation=VIEWS),
+        FOUR_VIEWS: replace(better, augmentation=VIEWS),
+        "enhanced + self-augmentation 8": replace(better, augmentation=replace(VIEWS, views=8), lr_of=FOUR_VIEWS),
+        "enhanced + self-augmentation 16": replace(better, augmentation=replace(VIEWS, views=16), lr_of=FOUR_VIEWS),
+        "small CNN on scattering": Column({"name": "scatter-cnn-cifar"}, scattering=True),
         "BatchClipping": Column(nets_of["batch"], companions=3),
     }
 

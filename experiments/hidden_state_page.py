@@ -1,4 +1,4 @@
-"""Writes the tables of hidden_state.json and hidden_table1.json into docs/hidden_state.md, between their markers.
+"""Writes the tables of hidden_state.json, hidden_table1.json and hidden_transfer.json into docs/hidden_state.md.
 
 python experiments/hidden_state_page.py
 """
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "hidden_state.md", ROOT / "experiments" / "results" / "hidden_state.json"
 BEGIN, END = "<!-- table: experiments/hidden_state_page.py -->", "<!-- end of table -->"
 TABLE1 = ROOT / "experiments" / "results" / "hidden_table1.json"
+TABLE2 = ROOT / "experiments" / "results" / "hidden_transfer.json"
 NAMES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
@@ -60,9 +61,28 @@ def table1() -> dict[str, str]:
     return {"table 1": pages.table(head, lines)}
 
 
+def table2() -> dict[str, str]:
+    """The block of the paper's Table 2: every row with its relation, the published value and the noise."""
+    document = json.loads(TABLE2.read_text(encoding="utf8"))
+    lines = []
+    for row in document["table"]:
+        run = next(r for r in document["runs"].values() if r["arm"] == row["arm"])
+        spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
+        lines.append(
+            [
+                row["arm"].removesuffix(", replace-one"), row["relation"],
+                f"{100 * row['mean']:.2f}{spread} ({row['seeds']})",
+                "" if row["published"] is None else f"*{row['published']:.2f}*",
+                f"{run['steps']:,}", f"{run['noise_multiplier']:.2f}",
+            ]
+        )  # fmt: skip
+    head = ["method", "relation", "test accuracy, % (seeds)", "*paper, SimCLR*", "steps", "noise multiplier"]
+    return {"table 2": pages.table(head, lines)}
+
+
 def main() -> int:
     page = filled(PAGE.read_text(encoding="utf8"), json.loads(RESULTS.read_text()))
-    PAGE.write_text(pages.filled(page, table1()) if TABLE1.exists() else page, encoding="utf8")
+    PAGE.write_text(pages.filled(page, table1() | table2()), encoding="utf8")
     return 0
 
 

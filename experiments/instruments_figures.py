@@ -136,7 +136,7 @@ def update(
     )
     sums = clipped_sum(model, cross_entropy, rows, FlatClip(setting.clip_norm), reduction="mean").sums
     for name, parameter in model.named_parameters():
-        parameter.grad = sums[name] / (count // setting.p)
+        parameter.grad = (sums[name] / (count // setting.p)).to(parameter.dtype)
     optimizer.step()
 
 

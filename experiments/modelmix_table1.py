@@ -63,7 +63,7 @@ def trained(
     optimizers = {"averaging": AveragingSGD, "dpsgd": torch.optim.SGD}
     options: dict[str, Any] = {} if arm == "modelmix" else {"optimizer": optimizers[arm], "lr": rates[arm]}
     momentum = {"momentum": 0.9} if arm == "dpsgd" else {}
-    settings = Settings(optimizer_options=momentum, chunk=2048, seed=seed, progress=False)
+    settings = Settings(optimizer_options=momentum, chunk=1024, seed=seed, progress=False)
     found = train(
         model, nn.functional.cross_entropy, rows[0], plan, settings=settings,
         evaluate=lambda m: test_metrics(m, rows[1]), **options,

@@ -275,7 +275,12 @@ def main() -> None:
     if options.movement:
         measured = movements(found)
         print(json.dumps({key: measured[key] for key in ("not refused", "missed")}, indent=1))
-        document = {**origin("refusals.py"), "runs": runs, "refused": stopped, **measured}
+        document = {
+            **origin(f"python experiments/refusals.py --seeds {options.seeds} --movement"),
+            "runs": runs,
+            "refused": stopped,
+            **measured,
+        }
         TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf8")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

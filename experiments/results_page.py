@@ -47,8 +47,8 @@ def older(name: str, document: Document) -> bool:
 
 def commits(document: Document) -> list[str]:
     """The commits of a file's runs, as far as they name them; else that of the file."""
-    runs = document.get("runs") or []
-    each = list(runs.values()) if isinstance(runs, dict) else runs if isinstance(runs, list) else []  # or their number
+    runs = document.get("runs")
+    each = list(runs.values()) if isinstance(runs, dict) else runs if isinstance(runs, list) else []  # or a number
     return [str(one["commit"]) for one in each if isinstance(one, dict) and one.get("commit")] or [
         str(document.get("commit"))
     ]

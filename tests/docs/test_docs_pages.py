@@ -33,7 +33,7 @@ def line(start: str) -> str:
 
 class TestWhichMethod:
     def test_public_features(self) -> None:
-        rows = result("coupling_cifar10")["table"]
+        rows = result("coupling_cifar10_redrawn")["table"]
         private, plain = mean(rows, column="FullPriv"), mean(rows, column="NonPriv")
         assert f"ε = 2: {private:.2f}, against {plain:.2f} without privacy |" in line("a public network")
 

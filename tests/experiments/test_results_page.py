@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,30 @@ def test_a_result_file_names_its_command_commit_and_torch_or_says_that_no_comman
     assert document["command"].startswith("sordino ") or script.exists()
     assert document["commit"]
     assert results_page.torch_version(document)
+
+
+@cache
+def history() -> list[str]:
+    """The commits that HEAD has behind it; none without git, in an unpacked archive or in a shallow clone."""
+    words = (["rev-parse", "--is-shallow-repository"], ["rev-list", "HEAD"])
+    try:
+        shallow, commits = (
+            subprocess.run(["git", *one], cwd=ROOT, capture_output=True, text=True, check=True).stdout for one in words
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [] if shallow.strip() == "true" else commits.split()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_commit_that_a_result_file_names_is_in_the_history_or_the_file_says_that_it_is_not(path: Path) -> None:
+    if not history():
+        pytest.skip("no full history here")
+    text = path.read_text(encoding="utf8")
+    named = set(re.findall(r'"commit": "([0-9a-f]{7,40})(?:\+changes)?"', text))
+    gone = {one for one in named if not any(whole.startswith(one) for whole in history())}
+    note = json.loads(text).get("note") or ""
+    assert not gone or ("in no history" in note and all(one in note for one in gone))
 
 
 def test_a_changed_figure_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Transfer with ModelMix: the plans have the appendix's settings, and the table is that of the runs."""
+"""Transfer with ModelMix and hidden state: the plans have the appendices' settings, and the tables are the runs'."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "experiments"))
 
+import hidden_transfer as hidden  # noqa: E402
 import modelmix_transfer as script  # noqa: E402
 
 
@@ -38,3 +39,21 @@ def test_a_row_is_the_mean_over_its_seeds() -> None:
     if path.exists():
         document = json.loads(path.read_text(encoding="utf8"))
         assert document["table"] == script.table(document["runs"])
+
+
+def test_the_hidden_states_plans_have_the_settings_of_its_appendix() -> None:
+    rows = (*hidden.RELATIONS, hidden.DYNAMICS)
+    plain, control, dynamics = (hidden.make_plan(row, 0, 50_000, 1280) for row in rows)
+    assert (plain.steps, plain.divisor, plain.clipping.clip_norm) == (1953, 1024, 0.1)
+    assert (dynamics.steps, dynamics.divisor) == (4800, 1024)
+    assert [plan.relation for plan in (plain, control, dynamics)] == ["add-remove", "replace-one", "replace-one"]
+    for plan in (plain, control, dynamics):
+        assert 1.99 < plan.guarantee().epsilon <= 2.0
+
+
+def test_the_hidden_states_table_is_that_of_its_runs() -> None:
+    path = ROOT / "experiments" / "results" / "hidden_transfer.json"
+    if not path.exists():
+        pytest.skip("not run here")
+    document = json.loads(path.read_text(encoding="utf8"))
+    assert document["table"] == hidden.table(document["runs"])

@@ -331,16 +331,16 @@ class TestTraining:
         assert changed == {name for name, _ in net.named_parameters()}
 
     def test_a_run_that_was_left_half_way_ends_with_the_same_weights(self, tmp_path: Path) -> None:
-        plan, settings = declared(steps=4), Settings(checkpoint_every=2)
+        plan, settings = declared(steps=4), Settings(checkpoint_every=2, eval_every=3)
         whole = companion_model(made(conv_net), PUBLIC, 4)
         train(whole, cross_entropy, PRIVATE, plan, lr=0.5, settings=settings)
 
-        def stops(model: nn.Module) -> dict[str, float]:
+        def stops(row: object) -> None:
             raise KeyboardInterrupt
 
         half = companion_model(made(conv_net), PUBLIC, 4)
         with pytest.raises(KeyboardInterrupt):
-            train(half, cross_entropy, PRIVATE, plan, lr=0.5, settings=settings, out=tmp_path, evaluate=stops)
+            train(half, cross_entropy, PRIVATE, plan, lr=0.5, settings=settings, out=tmp_path, callbacks=[stops])
         again = companion_model(made(conv_net, seed=9), PUBLIC, 4)
         train(again, cross_entropy, PRIVATE, plan, lr=0.5, settings=settings, out=tmp_path, resume=True)
         wanted = whole.state_dict()

@@ -179,6 +179,32 @@ def test_a_secure_run_goes_on_with_the_next_epoch_and_costs_no_more(tmp_path: Pa
     assert from_ledger(header, entries, 1e-3)["epsilon"] <= made.guarantee().epsilon
 
 
+@pytest.mark.parametrize("after", [8, 9])
+def test_a_secure_run_that_was_killed_in_its_last_epoch_a_part_of_one_comes_to_its_end(
+    tmp_path: Path, after: int
+) -> None:
+    """What is left of that epoch can't be released any more: its key is lost."""
+    made = plan(insecure_seed=None, epochs=None, steps=10)
+    interrupted(tmp_path, made, after)
+    model, data = problem()
+    settings = sordino.training.Settings(eval_every=1, checkpoint_every=1)
+    result = sordino.train(
+        model, loss, data, made, lr=0.1, out=tmp_path, resume=True, settings=settings, evaluate=lambda _: {"seen": 0.0}
+    )
+    header, entries = read_ledger(tmp_path / "ledger.jsonl")
+    assert [entry["step"] for entry in entries] == list(range(after + 1))
+    assert result.skipped_steps == 9 - after
+    assert from_ledger(header, entries, 1e-3)["epsilon"] <= made.guarantee().epsilon
+
+
+def test_advice_to_start_later_stays_within_the_plan() -> None:
+    made = plan(insecure_seed=None, epochs=None, steps=6)
+    with Ledger.open(None, made.to_dict()) as ledger:
+        with pytest.raises(Refused, match="start with step 6, the end of the plan"):
+            steps_of(made, ledger, made.source(), start=5)
+        assert not list(steps_of(made, ledger, made.source(), start=6))
+
+
 def test_methods_whose_accountant_does_not_know_it_refuse_it_by_name() -> None:
     with pytest.raises(Refused, match="ModelMix"):
         sordino.modelmix(

@@ -19,6 +19,7 @@ For an epoch that ends after `seen` of its t batches, M = (1/t)·(Σ_{i ≤ seen
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -59,18 +60,23 @@ class Epoch:
 
 
 @functools.lru_cache(32)
-def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
+def epoch_pmfs(epoch: Epoch, interval: float, tail: float, lattice: bool = True) -> tuple[Pmf, Pmf]:
     """Dominating PLDs of one epoch, for removing and for adding the record.
 
     Args:
         epoch: Noise and batches.
         interval: The step h of the grid of losses.
         tail: The probability that may be moved to an infinite loss by truncating tails.
+        lattice: Whether sums may be computed on a lattice.
+
     Raises:
         GridTooLarge: the losses do not fit.
     """
+    coarse = 0.0, 0.0
     try:
-        found, added = _on_lattice(epoch, interval, tail)
+        if not lattice:
+            raise GridTooLarge("no lattice is wanted")
+        found, added, coarse = _on_lattice(epoch, interval, tail)
     except GridTooLarge:
         found = _sum(epoch, interval, tail / (2 * epoch.batches.bit_length() + 2))
         added = np.full(len(found.masses), _added(epoch))
@@ -80,13 +86,15 @@ def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
     masses = found.masses * (1 + _MASS_ROUNDING)
     split = masses * added
     last = found.lower + len(masses) - 1
-    forward = Pmf(found.lower, masses * values, found.lost * (1 + _MASS_ROUNDING), split * values, ROUNDING)
-    backward = Pmf(-last, masses[::-1].copy(), found.zero * (1 + _MASS_ROUNDING), split[::-1].copy(), ROUNDING)
+    lost, zero = found.lost * (1 + _MASS_ROUNDING), found.zero * (1 + _MASS_ROUNDING)
+    forward = Pmf(found.lower, masses * values, lost, split * values, ROUNDING, coarse[0])
+    backward = Pmf(-last, masses[::-1].copy(), zero, split[::-1].copy(), ROUNDING, coarse[1])
     return forward, backward
 
 
-def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Array]:
-    """(upper bound, added variance) of M: one sum on a lattice, which is spread onto the geometric grid once."""
+def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Array, tuple[float, float]]:
+    """(upper bound, added variance, mass under P and Q that is rounding) of M: one sum on a lattice, which is
+    spread onto the geometric grid once."""
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = cells(epoch.noise_multiplier, step, share / epoch.seen)
     total = summed(spread(law), epoch.seen, share, above=True)
@@ -106,7 +114,8 @@ def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Arr
     zero = epoch.seen * law.below + total.under + float(total.masses[~there].sum())
     grid = np.exp((first + np.arange(len(masses), dtype=np.float64)) * interval)
     added = 1 / 6 + epoch.seen * (step / epoch.batches / interval / grid) ** 2 / 6
-    return Spread(1, first, masses, zero, lost), added
+    rounding = total.coarse[there] * upper
+    return Spread(1, first, masses, zero, lost), added, (float(rounding @ values[there]), float(rounding.sum()))
 
 
 def _lattice_step(epoch: Epoch, interval: float) -> float:
@@ -213,12 +222,12 @@ def _spread_constant(value: float, interval: float) -> Spread:
     return Spread(1, place, np.array([1 - up, up]))
 
 
-def epoch_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
+def epoch_from_below(epoch: Epoch, interval: float, tail: float, lattice: bool = True) -> Pmf:
     """A PLD that the epoch dominates (removing the record)."""
-    try:
-        return _lattice_from_below(epoch, interval, tail)
-    except GridTooLarge:
-        return _geometric_from_below(epoch, interval, tail)
+    if lattice:
+        with contextlib.suppress(GridTooLarge):
+            return _lattice_from_below(epoch, interval, tail)
+    return _geometric_from_below(epoch, interval, tail)
 
 
 def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:

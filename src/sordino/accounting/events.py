@@ -108,13 +108,13 @@ class Release:
         """The dominating pair of this release under Poisson sampling (or none)."""
         return _pair(self.mechanism, self.noise_multiplier, self.sampling_rate, relation)
 
-    def discretiser(self, relation: str) -> Discretise:
-        """A function (interval, tail) → PLDs in both directions."""
+    def discretiser(self, relation: str, *, lattice: bool = True) -> Discretise:
+        """A function (interval, tail) → PLDs in both directions; `lattice`: see `epoch_pmfs`."""
         if self.batch is not None:
             return self._without_replacement(relation)
         if self.batches is not None:
             epoch = self._epoch(relation)
-            return lambda interval, tail: epoch_pmfs(epoch, interval, tail)
+            return lambda interval, tail: epoch_pmfs(epoch, interval, tail, lattice)
         if self.group is not None:
             users = self._group(relation)
             return users.from_above
@@ -123,13 +123,16 @@ class Release:
             return lambda interval, tail: discretise(pair, interval, tail)
         return self._truncated(pair, relation)
 
-    def from_below(self, relation: str) -> Callable[[float, float], Pmf] | None:
-        """A function (interval, tail) → a PLD that the release attains or exceeds (P against Q), or None."""
+    def from_below(self, relation: str, *, lattice: bool = True) -> Callable[[float, float], Pmf] | None:
+        """A function (interval, tail) → a PLD that the release attains or exceeds (P against Q), or None.
+
+        `lattice`: see `epoch_pmfs`.
+        """
         if self.cap is not None or self.batch is not None:
             return None
         if self.batches is not None:
             epoch = self._epoch(relation)
-            return lambda interval, tail: epoch_from_below(epoch, interval, tail)
+            return lambda interval, tail: epoch_from_below(epoch, interval, tail, lattice)
         if self.group is not None:
             users = self._group(relation)
             return lambda interval, tail: coarsen(users.attained(tail), interval, tail)

@@ -23,18 +23,30 @@ TOLERANCE = 2e-5  # relative increase of ε that the discretisation may cause
 _FEW_CELLS = 1 << 19
 _DOUBLINGS = 14  # of the interval, until a grid is affordable
 _NEAR = 0.99  # if the lower bound exceeds this fraction of the upper bound, no finer grid is needed
+_ROUGHLY = 0.9  # below this fraction of the upper bound, another way to a lower bound is tried
 _SETTLED = 10  # in units of the tolerance: finer grids for random allocation are tried while they change ε by more
+_FEW_EPOCHS = 100  # of random allocation: then every digit of the tails of one epoch matters
+_COARSE = 0.01  # fraction of δ that a bound on rounding errors may use
 _WORTH = 0.3  # a grid that adds more standard deviations of the loss to ε than this is worse than the Rényi bound
 
 
-def epsilon_on_grid(releases: Releases, delta: float, relation: str, tolerance: float) -> float:
+def epsilon_on_grid(
+    releases: Releases, delta: float, relation: str, tolerance: float, *, lattice: bool = True
+) -> float:
     """ε at δ, an upper bound.
+
+    Args:
+        releases: The releases.
+        delta: δ in (0, 1).
+        relation: "add-remove" or "replace-one".
+        tolerance: The relative increase of ε that the discretisation may cause.
+        lattice: Whether sums over batches may be computed on a lattice.
 
     Raises:
         GridTooLarge: no grid holds the losses.
     """
     tail = tail_of(delta, sum(count for _, count in releases))
-    builders = [(release.discretiser(relation), count) for release, count in releases]
+    builders = [(release.discretiser(relation, lattice=lattice), count) for release, count in releases]
 
     def directions(interval: float) -> tuple[Parts, Parts]:
         built = [(build(interval, tail), count) for build, count in builders]
@@ -53,8 +65,8 @@ def epsilon_on_grid(releases: Releases, delta: float, relation: str, tolerance: 
         added = other.epsilon(delta, tilt)
         # θ was chosen for removing the record, and may be far from the best one for adding it
         if added > value and other.infinity <= 2 * TAIL * delta:
-            bound, own = other.renyi(delta * (1 - 2 * TAIL))
-            added = min(added, bound + other.drift, other.epsilon(delta, own))
+            _, own = other.renyi(delta * (1 - 2 * TAIL))
+            added = min(added, other.renyi_epsilon(delta), other.epsilon(delta, own))
         return max(value, added)
 
     def by_moments(interval: float) -> float:
@@ -71,7 +83,14 @@ def epsilon_on_grid(releases: Releases, delta: float, relation: str, tolerance: 
         )
     except GridTooLarge:
         return _first(by_moments, interval)[0]
-    return _settled(lambda d: evaluated(d, tilt, _FEW_CELLS), value, interval, _SETTLED * tolerance)
+    coarse = max(sum(count * pmf.coarse for pmf, count in parts) for parts in directions(interval))
+    value = _settled(lambda d: evaluated(d, tilt, _FEW_CELLS), value, interval, _SETTLED * tolerance)
+    if coarse <= _COARSE * delta or not _few(releases):
+        return value
+    try:
+        return min(value, epsilon_on_grid(releases, delta, relation, tolerance, lattice=False))
+    except GridTooLarge:
+        return value
 
 
 def lower_on_grid(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
@@ -83,7 +102,17 @@ def lower_on_grid(releases: Releases, delta: float, relation: str, upper: float)
         relation: "add-remove" or "replace-one".
         upper: A positive upper bound on ε.
     """
-    below = [(release.from_below(relation), count) for release, count in releases]
+    best = _lower_on_grid(releases, delta, relation, upper)
+    if best is None or best > (_ROUGHLY * upper if _few(releases) else 0.0) or not _epochs(releases):
+        return best
+    # on a lattice the bound on rounding errors, which is subtracted, may leave nothing of a tail
+    return max(best, _lower_on_grid(releases, delta, relation, upper, lattice=False) or 0.0)
+
+
+def _lower_on_grid(
+    releases: Releases, delta: float, relation: str, upper: float, *, lattice: bool = True
+) -> float | None:
+    below = [(release.from_below(relation, lattice=lattice), count) for release, count in releases]
     builders = [(build, count) for build, count in below if build is not None]
     if len(builders) < len(releases):
         return None
@@ -109,7 +138,10 @@ def lower_on_grid(releases: Releases, delta: float, relation: str, upper: float)
     def evaluated(interval: float, cells: int = _FEW_CELLS) -> float:
         if epochs and span / interval > cells:  # known before the epoch is computed from below
             raise GridTooLarge("cells for the composed loss")
-        return min(upper, from_below(interval, cells).epsilon_from_below(delta, tilt))
+        found = from_below(interval, cells)
+        if found.cumulant(0.0) <= math.log(delta):  # of all mass no more is left
+            return 0.0
+        return min(upper, found.epsilon_from_below(delta, tilt))
 
     best: float | None = None
     try:
@@ -117,7 +149,7 @@ def lower_on_grid(releases: Releases, delta: float, relation: str, upper: float)
             evaluated, interval, most, (lambda d: _worth(composed(d), tilt)) if epochs else None
         )
         for _ in range(2):  # if the distribution of the losses has an edge, the first grid is too coarse
-            if best > _NEAR * upper:
+            if best > _NEAR * upper or (best == 0 and epochs and lattice):
                 break
             interval /= 4
             best = max(best, evaluated(interval))
@@ -137,6 +169,11 @@ def _by_moments_from_below(from_below: Callable[[float], Composition], interval:
 def _epochs(releases: Releases) -> bool:
     """Whether there are epochs of random allocation."""
     return any(release.batches for release, _ in releases)
+
+
+def _few(releases: Releases) -> bool:
+    """Whether they are few epochs."""
+    return sum(count for release, count in releases if release.batches) <= _FEW_EPOCHS
 
 
 def _coarsest(releases: Releases) -> float:

@@ -8,7 +8,9 @@ L is log-normal with mean 1 (allocation.py). Sums of lattice variables stay on t
 
 The n-th power of the transform has a bounded absolute rounding error, so the distribution of the sum is computed
 under several exponential tilts e^{λS}. Each gives a bound on the probability of every point; the best one is
-used, and near the centre of a tilt its relative error is about n·10⁻¹⁵.
+used, and near the centre of a tilt its relative error is about n·10⁻¹⁵. If one summand alone can make S large (few
+batches, little noise), no tilt has its centre between the bulk and the largest values; far out in the tail the bounds
+are then mostly rounding.
 
 A lattice is efficient if L is narrow (much noise). With little noise L is much wider than Δ, and geometric.py is
 faster.
@@ -31,6 +33,7 @@ MOST_POINTS = 1 << 18
 _LAW_POINTS = 1 << 15
 _UNIT = 2.0**-52
 _LEAST_LOG = -600.0  # numbers below e^−700 are slow to compute with and far below every error bound
+_COARSE = 1e-3  # a relative error of a probability that is no longer small
 _TILTS = 5  # number of tilts over the range of the sum
 _ORDERS = np.geomspace(1 / 64, 4, 13)  # of Chernoff bounds, in units of the best order for a normal distribution
 
@@ -160,13 +163,15 @@ def contracted(found: Cells) -> Law:
 class Sum:
     """Bounds masses[i] on P[S = (first + i)·Δ] for a sum of n: upper or lower ones.
 
-    `over` bounds E[S; S above the points], `under` bounds P[S below the points].
+    `over` bounds E[S; S above the points], `under` bounds P[S below the points]. Of upper bounds, `coarse` is the
+    fraction that is a bound on rounding errors, where it is not small.
     """
 
     first: int
     masses: Array
     over: float
     under: float
+    coarse: Array
 
 
 def summed(law: Law, count: int, share: float, *, above: bool) -> Sum:
@@ -188,17 +193,21 @@ def summed(law: Law, count: int, share: float, *, above: bool) -> Sum:
     size = next_fast_len(last - first + 1, real=True)
     points = first + np.arange(last - first + 1, dtype=np.float64)  # from count·centre
     best = np.full(len(points), np.inf if above else -np.inf)
+    coarse = np.zeros(len(points))
     for order in _tilts(law, count, first, last):
         weights, _, variance = law.tilted(order)
         power, error = _power(weights, law.first - law.centre, count, size, first, len(points))
         scale = count * law.log_moment(order) - order * points
         if above:
-            best = np.minimum(best, np.log(power + error) + scale)
+            bound = np.log(power + error) + scale
+            part = error / (power + error)
+            coarse = np.where(bound < best, np.where(part > _COARSE, part, 0.0), coarse)
+            best = np.minimum(best, bound)
         else:  # what the transform aliases onto the points is subtracted as well
             surely = np.maximum(power - error - _outside(law, count, order, variance, (first, last)), 0.0)
             with np.errstate(divide="ignore"):
                 best = np.maximum(best, np.log(surely) + scale)
-    return Sum(first + count * law.centre, np.exp(np.minimum(best, 0.0)), over * law.step, under)
+    return Sum(first + count * law.centre, np.exp(np.minimum(best, 0.0)), over * law.step, under, coarse)
 
 
 def _window(law: Law, count: int, share: float) -> tuple[int, int, float, float]:

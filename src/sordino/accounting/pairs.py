@@ -46,7 +46,8 @@ class Pmf:
     """Privacy losses (lower + i)·d with probabilities probs[i], and an infinite loss with probability infinity.
 
     `split[i]`, in units of d², is an upper bound on the variance added by moving the mass of the bin below i to its
-    ends. A loss may be wrong by `drift` (rounding), which is added to ε for each release.
+    ends. A loss may be wrong by `drift` (rounding), which is added to ε for each release. `coarse` is the part of the
+    probability that is a bound on rounding errors.
     """
 
     lower: int
@@ -54,6 +55,7 @@ class Pmf:
     infinity: float
     split: Array
     drift: float = 0.0
+    coarse: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from sordino.accounting.pairs import MAX_CELLS, Array, GridTooLarge, Pmf
 _LOG_CUT = math.log(1e-18)  # tilted mass that may lie outside the window
 _UNIT = 2.0**-52
 _CUMULANT_ERROR = 1e-12  # bound on the rounding of a cumulant: its exponents are below 1500
-_MEAN_ERROR = 1e-12  # the same for a mean, relative to the mean of the absolute values
+_MEAN_ERROR = 3e-10  # the same for a mean, relative to that of the absolute values: masses of epochs are within 1e-10
 _LARGEST = 340.0  # largest exponent of a weight whose square is still a finite double
 
 
@@ -137,7 +137,7 @@ class Composition:
         mean, variance = self.moments(0.0)
         size = sum(part.count * float(part.tilted(0.0)[1] @ np.abs(part.losses)) for part in self.parts)
         mean -= self.drift + _MEAN_ERROR * size
-        there = self.cumulant(0.0)
+        there = min(self.cumulant(0.0), 0.0) - self.count * _CUMULANT_ERROR
         best = 0.0
         for k in np.geomspace(1e-3, 10.0, 41).tolist():
             share = math.exp(there) * k**2 / (1 + k**2) * (1 - 1e-9)

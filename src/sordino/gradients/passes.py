@@ -115,8 +115,7 @@ class Pass:
         self.reads = not self.independent or book.read or self.custom
         if rows > 1 and (book.mixed or self.custom or book.placed or setup.memory.left or not known):  # new every time
             book.numbers.append(next(unlike_any))
-        self.course, self.places = self.tape.course.found(), frozenset(self.tape.course.places)
-        self.cut = book.cut
+        self.course, self.places, self.cut = self.tape.course.found(), frozenset(self.tape.course.places), book.cut
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
         # no_grad stops only what has a gradient: the tape knows it if it has intercepted every operation
         stops = STOPS.difference((NO_GRAD,) if self.independent and not self.tape.halted else ())
@@ -139,8 +138,7 @@ class Pass:
         self.held.check_opened()
 
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
-        """Backward pass of Σ weight·loss; ``arrived`` receives the gradient of every use. Gradient mode is off
-        meanwhile."""
+        """Backward pass of Σ weight·loss, without gradient mode; ``arrived`` receives the gradient of every use."""
         tape = self.tape
         tape.arrived = one_pass(arrived)
         if not self.losses.requires_grad:
@@ -323,10 +321,9 @@ class _Gathered:
 
     def _keep(self, slot: Slot, part: Contribution) -> None:
         if slot.name is not None and isinstance(part, Dense) and part.owned:
-            if slot.name in self.totals:
-                self.totals[slot.name].add(part)
-                return
-            self.totals[slot.name] = part
+            total = self.totals.setdefault(slot.name, part)
+            if total is not part:
+                return total.add(part)
         self.store[slot].append(part)
         self.leaves_of[slot] = self.leaves
 

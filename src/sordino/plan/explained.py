@@ -62,16 +62,18 @@ class Explained:
         A record could then take part twice in the epoch, or not at all, while ε counts it once.
         """
         batches = cycle(self._plan.sampling)
-        if batches == 1:
+        if batches == 1 or start >= self._plan.steps:  # nothing more is drawn
             return
         epoch, batch = divmod(start, batches)
         known = self._epochs.get(epoch)
         before = range(epoch * batches, start)
         if known not in (None, source.fingerprint) or not self._steps.issuperset(before):
+            following = min((epoch + bool(batch)) * batches, self._plan.steps)
             raise Refused(
                 f"step {start} is batch {batch} of epoch {epoch} of {self._plan.sampling.name} sampling, and the "
                 "batches before it were not all released under the same key: a record could take part twice in this "
-                f"epoch, or not at all; start with step {(epoch + bool(batch)) * batches}, the first of an epoch"
+                f"epoch, or not at all; start with step {following}, "
+                + ("the first of an epoch" if following < self._plan.steps else "the end of the plan")
             )
 
     def noise_since(self, start: int, source: RandomSource) -> int:

@@ -123,6 +123,21 @@ def test_a_secret_run_that_was_killed_begins_a_new_round_with_fresh_noise(
     assert groups - 1 <= resumed.skipped_steps <= groups
 
 
+@pytest.mark.parametrize("setting", SETTINGS[1:3], ids=lambda s: str(s["strategy"]))
+def test_a_secret_run_that_was_killed_in_its_last_round_a_part_of_one_comes_to_its_end(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = plan_of(steps=13, **setting)
+    groups = plan.sampling.batches  # type: ignore[union-attr]
+    begun = 13 // groups * groups + 1
+    killed(plan, tmp_path, begun)
+    resumed = trained_again(plan, tmp_path)
+    header, entries = read_ledger(tmp_path / "ledger.jsonl")
+    assert [entry["step"] for entry in entries] == list(range(begun))
+    assert resumed.skipped_steps == 13 - begun
+    assert from_ledger(header, entries, plan.delta)["epsilon"] <= plan.guarantee().epsilon * (1 + 1e-9)
+
+
 def trained_again(plan: Plan, out: Path) -> sordino.Result:
     settings = sordino.Settings(progress=False, checkpoint_every=1, eval_every=1)
     return sordino.train(

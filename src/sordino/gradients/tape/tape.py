@@ -253,16 +253,12 @@ class Tape(TorchFunctionMode):
         slotted = data = False
         book, slots = self.book, self._slots
         for a in args:
-            kind = type(a)
-            if kind is int or kind is float or kind is bool or a is None:
-                continue
-            if kind is Tensor or isinstance(a, Tensor):
+            if isinstance(a, Tensor):
                 if id(a) in slots:
                     slotted = True
                 elif (held := book.entry(a)) is not None:
                     data = True
-                    if a.is_leaf:
-                        self._note_root(a)
+                    self._note_root(a)
                     before.append((a, held[3], held))
                     continue
                 elif a.requires_grad and self.rules.adopt(self, a):  # made by an operation that was not intercepted
@@ -271,7 +267,7 @@ class Tape(TorchFunctionMode):
                     data = self._is_data(a) or data
                     self._note_root(a)
                 before.append(book.state(a))
-            elif kind is slice:
+            elif type(a) is slice:
                 data = self._bounds(a) or data
             elif isinstance(a, (list, tuple, dict)):
                 found = self._seen(a.values() if isinstance(a, dict) else a, before)
