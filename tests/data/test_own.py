@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from small_recipes import small_recipe
 from sordino.data import published, read
 from sordino.data.arrays import NpzSource
-from sordino.data.own import CsvSource, chosen_by_content
+from sordino.data.own import CsvSource, HfSource, chosen_by_content
 from sordino.data.tabular import Encoding, Problems
 from sordino.errors import InputError, Refused
 from sordino.runs.recipe import DataSection
@@ -289,3 +291,56 @@ def test_bounds_in_another_unit_are_told_without_a_value(tmp_path: Path, capsys:
     said = capsys.readouterr().err
     assert "most values of some columns lie outside their bounds" in said
     assert "age" not in said  # the column is for the owner's terminal
+
+
+class _Opened:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.made,)
+
+
+@pytest.mark.parametrize("name", ["inputs", "targets", "who"])
+@pytest.mark.parametrize("inside", [False, True], ids=["an array of objects", "a pickle in the archive"])
+def test_objects_of_an_npz_file_are_refused_and_never_unpickled(name: str, inside: bool, tmp_path: Path) -> None:
+    path, made = tmp_path / "rows.npz", tmp_path / "made"
+    arrays: dict[str, Any] = {"inputs": np.ones((4, 2)), "targets": np.zeros(4, int), "who": np.arange(4)}
+    objects = np.array([_Opened(made)] * 4, dtype=object)
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, array in arrays.items():
+            with archive.open(f"{key}.npy", "w") as file:
+                if key == name and inside:
+                    file.write(pickle.dumps(_Opened(made)))
+                else:
+                    np.lib.format.write_array(file, objects if key == name else array)
+    source = NpzSource(path=str(path), classes=[0, 1], user="who")
+    with pytest.raises(InputError, match=r"can't be read as \.npz"):
+        source.users(path) if name == "who" else source.rows(path, labelled=True)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (np.ones((0, 2)), "must have records"),
+        (np.ones((4, 0)), "must have records"),
+        (np.full((4, 2), 2**63 + 5, np.uint64), "too large for int64"),
+    ],
+)
+def test_arrays_that_hold_nothing_or_ids_that_would_wrap_are_refused(inputs: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    np.savez(path, inputs=inputs, targets=np.zeros(len(inputs), int))
+    with pytest.raises(InputError, match=said):
+        NpzSource(path=str(path), classes=[0, 1]).rows(path, labelled=True)
+
+
+def test_a_hugging_face_folder_with_a_list_of_chosen_rows_is_refused(tmp_path: Path) -> None:
+    """All rows would be used, also those that the owner left out."""
+    pytest.importorskip("pyarrow")
+    state = {"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [{"filename": "i.arrow"}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match="selection of rows"):
+        HfSource(path=str(tmp_path), target="y", classes=[0, 1], columns=COLUMNS).rows(tmp_path, labelled=True)

@@ -235,6 +235,14 @@ def test_what_is_no_text_model_is_refused() -> None:
         hf.train(torch.nn.Linear(2, 2), ROWS, plan_of(36), Tokenizer())
 
 
+def test_dora_is_refused_by_its_name_given_or_in_the_model() -> None:
+    """Its refusal by the engine named an operation, and said that records interact."""
+    config = peft.LoraConfig(target_modules=["c_attn"], use_dora=True)
+    for model, given in ((gpt(), config), (peft.get_peft_model(gpt(), config), None)):
+        with pytest.raises(Refused, match=r"DoRA .* Use LoRA"):
+            hf.train(model, ROWS, plan_of(36), Tokenizer(), peft_config=given, task="causal")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -55,6 +55,14 @@ def test_a_label_that_is_not_public_is_refused_without_its_name() -> None:
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize("dtype", ["string", "object", "category"])
+def test_a_missing_label_is_refused_in_a_sentence(dtype: str) -> None:
+    labels = pytest.importorskip("pandas").Series(Y, dtype=dtype)
+    labels[0] = None
+    with pytest.raises(ValueError, match="missing label"):
+        PrivateLogisticRegression(**PUBLIC).fit(X, labels)
+
+
 def test_it_learns_under_its_guarantee_in_a_pipeline() -> None:
     model = make_pipeline(
         FunctionTransformer(lambda rows: rows[:, :2]), PrivateLogisticRegression(epsilon=8.0, **PUBLIC)

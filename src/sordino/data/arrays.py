@@ -43,7 +43,7 @@ class NpzSource(Source):
     def rows(self, path: Path, *, labelled: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         arrays = _arrays(path, [self.inputs, *([self.target] if labelled else [])])
         values = arrays[self.inputs]
-        if values.ndim < 2:
+        if values.ndim < 2 or not values.size:
             raise InputError(f"{path}: {self.inputs} must have records in its first dimension and values in others")
         if labelled and arrays[self.target].shape != (len(values),):
             raise InputError(f"{path}: {self.target} must have one label for each entry of {self.inputs}")
@@ -69,6 +69,8 @@ class NpzSource(Source):
             return torch.from_numpy(values.astype(np.float32) / np.float32(255))
         if values.dtype.kind in "iu":
             if self.low is None:
+                if values.dtype == np.uint64 and (values > np.iinfo(np.int64).max).any():
+                    raise InputError(f"{path}: {self.inputs} has ids that are too large for int64")
                 return torch.from_numpy(values.astype(np.int64))
         elif values.dtype.kind != "f":
             raise InputError(f"{path}: {self.inputs} is of type {values.dtype}; give numbers")
@@ -98,9 +100,13 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
                         "names of its arrays as data.inputs and data.target",
                         private=f"it has {', '.join(file.files)}",
                     )
-            return {name: file[name] for name in names}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            arrays = {name: file[name] for name in names}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, RuntimeError, MemoryError) as error:
         raise InputError(f"{path} can't be read as .npz", private=str(error)) from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy returns the bytes of what is no array
+            raise InputError(f"{path} can't be read as .npz", private=f"{name} is not an array")
+    return arrays
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,7 +159,12 @@ def _hf_files(folder: Path) -> list[Path]:
         hint = f": it contains the splits {', '.join(inside)}; name one in data.path" if inside else ""
         raise InputError(f"{folder} is not a dataset that Dataset.save_to_disk wrote{hint}")
     try:
-        named = json.loads(state.read_text(encoding="utf8"))["_data_files"]
+        document = json.loads(state.read_text(encoding="utf8"))
+        named = document["_data_files"]
+        if document.get(
+            "_indices_data_files"
+        ):  # an earlier version of datasets wrote all rows and a list of those chosen
+            raise InputError(f"{folder} is a selection of rows: save it again, after Dataset.flatten_indices()")
         return [folder / Path(str(one["filename"])).name for one in named]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{state} can't be read: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sordino import checks
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.hf.arguments import evaluates, optimizer_and_settings
 from sordino.hf.texts import IGNORED, TextRecords, causal_loss, class_loss, users_of
 from sordino.plan.core import Plan
@@ -71,6 +71,7 @@ def train(
         Refused: an argument would change the sampling; InputError: a value is wrong; nothing was spent.
     """
     kind = _task(model, task)
+    _check_adapter(model, peft_config)
     if not isinstance(plan, Plan):
         raise InputError(f"plan is a {type(plan).__name__}: make one with a method of sordino")
     if evaluate is None and evaluates(training_arguments):
@@ -134,6 +135,18 @@ def _classes(model: nn.Module, tokenizer: Any) -> int:
     if tokenizer is None and config.pad_token_id is None:
         raise InputError("the model has no padding token: set model.config.pad_token_id, or give the tokenizer")
     return classes
+
+
+def _check_adapter(model: nn.Module, peft_config: Any) -> None:
+    """Refused if an adapter, given or in the model, is DoRA."""
+    there: Any = getattr(model, "peft_config", None)
+    for config in (peft_config, *(there.values() if isinstance(there, Mapping) else ())):
+        if getattr(config, "use_dora", False):
+            raise Refused(
+                "DoRA (use_dora=True) is not supported: its layer computes with the adapter's weights on a matrix that "
+                "has no records, and the engine finds no gradient per record there. Use LoRA: LoraConfig(…) without "
+                "use_dora"
+            )
 
 
 def _adapted(model: nn.Module, peft_config: Any) -> nn.Module:

@@ -152,7 +152,7 @@ def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
     if not secure:
         top.append("**The noise came from an insecure seed: there is no guarantee against anyone who knows it.**")
     alarms = [
-        f"| {100 * float(name.removeprefix('false_alarms_')):g} % | {100 * rate:.4g} % |"
+        f"| {100 * float(name.removeprefix('false_alarms_')):g} % | {up(100 * rate)} % |"
         for name, rate in fields["attack_success_at_most"].items()
     ]
     sections = {

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sordino.shown import up
+
 MISSING = "NOT DECLARED"
 DECLARED = ("curator", "curator_type", "intended_use", "region", "trust", "tuning")
 """The keys of [declaration] that the registry asks for, besides those of the card."""
@@ -56,7 +58,7 @@ def registry_record(fields: Mapping[str, Any], declared: Mapping[str, str]) -> d
                 "privacy_parameters": {"epsilon": float(parameters["epsilon_shown"]), "delta": parameters["delta"]},
                 "privacy_parameters_details": "ε is rounded up. Any attack on one unit succeeds at most this often: "
                 + "; ".join(
-                    f"{100 * rate:.4g} % at {100 * float(name.removeprefix('false_alarms_')):g} % false alarms"
+                    f"{up(100 * rate)} % at {100 * float(name.removeprefix('false_alarms_')):g} % false alarms"
                     for name, rate in fields["attack_success_at_most"].items()
                 ),
             },

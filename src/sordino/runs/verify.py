@@ -244,9 +244,7 @@ def _epsilon(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)}, the ledger gives {up(spent, 6)}")
     if stated < single:
         raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)} of a selection, less than of the run alone")
-    more = (
-        "" if agreed.SINGLE not in found.stated() else f"; {up(stated, 6)} of the whole selection is not computed again"
-    )
+    more = f"; {up(stated, 6)} of the whole selection is not computed again" * (agreed.SINGLE in found.stated())
     return f"ε = {up(spent, 6)} from the ledger{more}"
 
 

@@ -99,6 +99,8 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: a public argument is missing, or the rows do not agree with it.
         """
+        if hasattr(y, "isna") and np.any(y.isna()):  # pandas; scikit-learn fails on its missing texts
+            raise ValueError("y contains NaN or another missing label: remove those rows")
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_ = self._classes(y)
