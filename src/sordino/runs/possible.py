@@ -93,8 +93,8 @@ def listed(files: Mapping[str, Any]) -> str | None:
     return next((f"{name}, which no run lists: it is made later, or elsewhere" for name in wrong), None)
 
 
-def metrics(rows: Sequence[Any]) -> str | None:
-    """What is impossible in metrics.jsonl."""
+def metrics(rows: Sequence[Any], *, selected: bool) -> str | None:
+    """What is impossible in metrics.jsonl; selected: the run is that of a paid sweep, whose rows state no ε."""
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         return "is empty, or has a line that is not a JSON object"
     places = [(row.get("step"), _LOGGED in row) for row in rows]  # what instruments read comes before the step's row
@@ -103,8 +103,8 @@ def metrics(rows: Sequence[Any]) -> str | None:
     if _LOGGED not in rows[-1]:
         return f"has a last row without {_LOGGED}"
     for row in rows:
-        if ("epsilon" in row) is not (_LOGGED in row):
-            return f"has a row without {'epsilon' if _LOGGED in row else _LOGGED} at step {row['step']}"
+        if ("epsilon" in row) is not (_LOGGED in row and not selected):
+            return f"has a row {'with' if 'epsilon' in row else 'without'} epsilon at step {row['step']}"
         for key, value in row.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 return f"has {key} = {value!r} at step {row['step']}, which is not a number"

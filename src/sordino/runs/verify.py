@@ -328,7 +328,7 @@ def _metrics(found: _Found) -> str:
     plan, result = found.planned(), found.stated()
     lines = (found.folder / METRICS).read_text(encoding="utf8").splitlines()
     rows = [strict_json(line) for line in lines]
-    _possible(possible.metrics(rows), METRICS)
+    _possible(possible.metrics(rows, selected=agreed.SINGLE in result), METRICS)
     if rows[-1]["step"] != (result.get("stopped_at") or plan.steps):
         raise _Disagreement(f"{METRICS} ends at step {rows[-1]['step']}, which is not the last step of the run")
     last = rows[-1]
