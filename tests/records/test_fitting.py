@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sordino
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
 from sordino.methods.hidden_state import Softmax
 from sordino.methods.hidden_state.training import train_hidden
@@ -151,3 +151,18 @@ def test_a_model_that_expects_the_dict_itself_is_told_how_dicts_are_given() -> N
     items = [({"a": torch.ones(2)}, torch.tensor(0))] * 20
     with pytest.raises(InputError, match="a dict's entries are the model's keyword arguments"):
         check_fits(Named(), nn.functional.cross_entropy, items)
+
+
+def test_a_compiled_model_is_refused_by_name_before_its_code_runs() -> None:
+    """Tracing it took a minute and ended in a message about attributes of tensors."""
+    ran: list[int] = []
+
+    class Counting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            ran.append(1)
+            return super().forward(x)
+
+    compiled = torch.compile(Counting(4, 2), backend="eager")
+    with pytest.raises(Refused, match=r"torch\.compile.*_orig_mod"):
+        check_fits(compiled, F.cross_entropy, (torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)))  # type: ignore[arg-type]
+    assert not ran

@@ -22,6 +22,7 @@ from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import Rows, call, placed, tensors, tree_map
 from sordino.gradients.state.roots import roots_of
 from sordino.gradients.state.trial import trial
+from sordino.gradients.survey import survey
 from sordino.records.companions import with_companions
 from sordino.records.mapped import Mapped
 from sordino.records.precision import refuse_half
@@ -121,10 +122,12 @@ def _kinds(dataset: Any) -> str:
 
 def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> None:
     """InputError if the model fails on a record, a label is not a class of the model, or the loss fails on a target.
+    Refused if the model is of a kind that can't be trained (compiled, scripted), before its code runs.
 
     All targets that are in memory are tried, with the model's outputs of one record.
     """
     rows = None
+    survey(model)
     try:
         rows = with_companions(placed(row_reader(dataset)(torch.arange(1)), model), model, seed=0, step=0)
         roots = roots_of(list(model.modules()), loss)
