@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import PerLayerClip
+from sordino.clipping import FlatClip
 from sordino.diagnostics import speed
 from sordino.diagnostics.speed import Speed, speed_of
 from sordino.methods.pace import Pace
@@ -53,7 +53,7 @@ def plan(**options: Any) -> Plan:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"sampling": "allocation"}, {"clipping": PerLayerClip({"0": 1.0, "2": 2.0})}])
+@pytest.mark.parametrize("options", [{}, {"sampling": "allocation"}, {"clipping": FlatClip(2.0)}])
 @pytest.mark.usefixtures("charged")
 def test_the_three_parts_are_told_apart(rows: Rows, options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))

@@ -9,8 +9,8 @@ The counterpart of `linear_rule` for the hidden state, so that the planner compa
 - *step size*: the largest certified one. A gradient then moves a score by about 1.6 at most, so steps are many and
   batches small: 32,000 steps, but not so many that noise moves scores by more than 2 (an average, for which the rule of
   composition has 4, is not covered by the theorem), and batches that take at most 50 epochs, of 8 records at least. If
-  a pace is given and that takes too long: the best number of epochs by the estimate below, of 50, 12 and 3 (1, if they
-  don't fit), with as many steps as fit.
+  a pace is given and that takes too long: as many epochs as fit, or a half or an eighth of them, whichever is best by
+  the estimate below, with the steps that fit.
 - *noise*: rises in the last steps (`closing`), by the factor of four that gives the least noise.
 
 *What either may lose* against training without noise and without end, in points of accuracy: r/A + (k·ν)²/33, with A
@@ -79,24 +79,21 @@ def hidden_proposal(problem: Linear, features: int, classes: int) -> HiddenPropo
     found = _proposed(problem, features, classes, epochs, None)
     if pace is None or found.steps <= pace.fitting(found.batch):
         return found
-    fewer = [epochs >> shift for shift in range(0, epochs.bit_length(), 2)]
-    fitting = [one for one in fewer if _left(pace, one * problem.records) > 0] or [1]
+    once = problem.records * pace.per_record
+    most = max(1, epochs if once * epochs <= pace.seconds else int(pace.seconds / once))
+    fitting = sorted({max(1, most >> shift) for shift in (0, 1, 3)})
     return min(
         (_proposed(problem, features, classes, one, pace) for one in fitting), key=lambda one: sum(losses_of(one))
     )
-
-
-def _left(pace: Pace, records: int) -> float:
-    """The seconds that are left after so many records are read."""
-    return pace.seconds - records * pace.per_record
 
 
 def _proposed(problem: Linear, features: int, classes: int, epochs: int, pace: Pace | None) -> HiddenProposal:
     """The proposal with at most this number of epochs, and within the time if there is a pace."""
     per_score = 2 / (problem.mu() * problem.records)  # score noise over movement, of full batches in flat directions
     most = max(1, min(STEPS, epochs * problem.records // LEAST_BATCH))
-    if pace is not None and _left(pace, epochs * problem.records) > 0 and pace.per_step:
-        most = max(1, math.floor(min(most, _left(pace, epochs * problem.records) / pace.per_step)))
+    left = 0.0 if pace is None else pace.seconds - epochs * problem.records * pace.per_record
+    if pace is not None and left >= pace.seconds / 2 and pace.per_step:
+        most = max(1, math.floor(min(most, left / pace.per_step)))
     wanted = max(1, min(most, math.ceil(SCORE_NOISE / LAST / per_score / _move())))
     batch = min(problem.records, max(1, round(epochs * problem.records / wanted)))
     steps = max(1, min(wanted, epochs * (problem.records // batch)))
