@@ -14,7 +14,6 @@ from sordino.cli import main
 from sordino.errors import InputError
 from sordino.methods.correlated.batches import batch_noise
 from sordino.methods.correlated.workloads import Workload
-from sordino.methods.pace import Pace
 from sordino.methods.planner import (
     ALIKE,
     LARGEST_STEP,
@@ -26,6 +25,7 @@ from sordino.methods.planner import (
     expected_loss,
     step_size,
 )
+from sordino.plan.pace import Pace
 
 
 def test_many_epochs_at_a_small_epsilon_want_allocation_with_the_noise_that_its_plan_has() -> None:
@@ -226,7 +226,11 @@ def test_the_command_says_what_is_compared_at_equal_time(capsys: pytest.CaptureF
     line = "plan --records 400 --epsilon 3 --delta 1e-5 --batches 4 --minutes 0.1 --seconds-per-step 0.5"
     assert main(line.split()) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for part in ("equal time 0.1 minutes, a step takes 0.5 s", "12 steps (3 epochs)", "take allocation, batch 100"):
+    for part in (
+        "equal time 0.1 minutes; a step takes 0.5 s, each further Gaussian of correlated noise no time",
+        "12 steps (3 epochs)",
+        "take allocation, batch 100",
+    ):
         assert part in said
     assert main([*line.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["ways"]

@@ -90,7 +90,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     """Checks which rows may be used before any data are read, then diagnoses."""
     from sordino import data
     from sordino.diagnostics.doctor import diagnose
-    from sordino.diagnostics.speed import speed_of
+    from sordino.methods.speed import speed_of
     from sordino.runs.build import clipping_of, method_of, plan_from
     from sordino.runs.prepared import prepare
     from sordino.training.progress import working

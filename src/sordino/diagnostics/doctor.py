@@ -29,8 +29,8 @@ from sordino.diagnostics.instruments import Reading, measure
 from sordino.diagnostics.instruments.signal import Signal, clip_curve, noise_length, signal_of
 from sordino.diagnostics.instruments.theory import FLOOR, PRINTED_FLOOR
 from sordino.diagnostics.instruments.trial import Trial, trial
-from sordino.diagnostics.speed import Speed
 from sordino.diagnostics.threshold import ClippingAdvice, advise_clipping
+from sordino.methods.speed import Speed
 from sordino.plan import Plan
 from sordino.training.updates import Averaging
 

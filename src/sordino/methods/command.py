@@ -14,7 +14,7 @@ from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.methods.hidden_state.comparison import Problem, Setting
-    from sordino.methods.pace import Pace
+    from sordino.plan.pace import Pace
 
 SPEEDS = ("seconds_per_step", "records_per_second", "seconds_per_noise")
 STEP_SIZES = (
@@ -134,7 +134,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _pace(arguments: argparse.Namespace) -> Pace | None:
     """The pace of --minutes and the time of a step."""
-    from sordino.methods.pace import Pace
+    from sordino.plan.pace import Pace
 
     speeds = {name: getattr(arguments, name) for name in SPEEDS}
     if arguments.minutes is not None:
@@ -165,7 +165,7 @@ def _ways(arguments: argparse.Namespace, epochs: float | None, pace: Pace | None
 
 
 def _way_rows(found: dict[str, Any], pace: Pace | None, records: int) -> dict[str, str]:
-    rows = {} if pace is None else {"equal time": str(pace)}
+    rows = {} if pace is None else {"equal time": _pace_words(pace)}
     rows |= {
         "take": f"{found['recommended']}, batch {found['batch']:.0f} (relation: {found['relation']})",
         "because": found["why"],
@@ -219,4 +219,12 @@ def _rows(found: dict[str, Any], pace: Pace | None) -> dict[str, str]:
 
 def _time_words(time: dict[str, Any], pace: Pace) -> str:
     taken = " and ".join(f"{name} {seconds:.3g} s" for name, seconds in time["seconds"].items())
-    return f"{pace}. As proposed, {taken}"
+    return f"{_pace_words(pace)}. As proposed, {taken}"
+
+
+def _pace_words(pace: Pace) -> str:
+    parts = [f"{pace.per_step:g} s"] if pace.per_step else []
+    parts += [f"1 s for {1 / pace.per_record:g} records"] if pace.per_record else []
+    noise = "each further Gaussian of correlated noise "
+    noise += f"{pace.per_noise:g} s" if pace.per_noise else "no time (or give --seconds-per-noise)"
+    return f"{pace.seconds / 60:g} minutes; a step takes {' and '.join(parts)}, {noise}; evaluations are not included"

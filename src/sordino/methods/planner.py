@@ -41,7 +41,7 @@ from sordino.methods.correlated.batches import DIMENSION, batch_noise
 from sordino.methods.correlated.choose import LONGEST, MOST_NOISES, best_setting
 from sordino.methods.correlated.strategies import Strategy
 from sordino.methods.correlated.workloads import Workload, noise_in_weights
-from sordino.methods.pace import Pace
+from sordino.plan.pace import Pace
 
 SAMPLERS = ("poisson", "allocation")
 ALIKE = 0.5

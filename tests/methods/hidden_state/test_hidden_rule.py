@@ -21,7 +21,7 @@ from sordino.methods.hidden_state.hidden_rule import (
     losses_of,
 )
 from sordino.methods.hidden_state.linear_rule import proposal
-from sordino.methods.pace import Pace
+from sordino.plan.pace import Pace
 
 PROBLEM = Problem(records=4000, features=30, classes=3, epsilon=3.0, delta=1e-5, max_epochs=20)
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ import sordino
 from sordino.errors import InputError
 from sordino.methods.hidden_state.comparison import Problem
 from sordino.methods.hidden_state.linear_rule import proposal
-from sordino.methods.pace import Pace
+from sordino.plan.pace import Pace
 from sordino.training.updates import Averaging
 
 PROBLEM = Problem(records=60000, features=784, classes=10, epsilon=3.0, delta=1e-5, max_epochs=60)

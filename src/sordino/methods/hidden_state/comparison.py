@@ -45,7 +45,7 @@ from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
 from sordino.methods.hidden_state.hidden_rule import ALIKE, HiddenProposal, hidden_proposal, losses_of
 from sordino.methods.hidden_state.linear_rule import RELATION, Proposal, proposal
 from sordino.methods.hidden_state.run import HiddenRun
-from sordino.methods.pace import Pace
+from sordino.plan.pace import Pace
 from sordino.shown import up
 
 _SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64)  # fractions of the largest step size

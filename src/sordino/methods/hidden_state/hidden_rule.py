@@ -30,8 +30,8 @@ from sordino.methods.hidden_state.linear_rule import NORM, SCORE_NOISE, Linear, 
 from sordino.methods.hidden_state.losses import Softmax
 from sordino.methods.hidden_state.method import plan
 from sordino.methods.hidden_state.schedules import closing
-from sordino.methods.pace import Pace
 from sordino.plan.core import Plan
+from sordino.plan.pace import Pace
 
 CAP, REGULARISATION, STEPS, EPOCHS, LEAST_BATCH = 0.1, 1e-6, 32_000, 50, 8
 RISES = (3.0, 6.0, 12.0, 24.0)

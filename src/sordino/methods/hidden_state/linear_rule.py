@@ -29,7 +29,7 @@ from typing import Protocol
 from sordino.accounting.calibration import calibrate, noise_guess
 from sordino.accounting.events import DpEvent, compose_events
 from sordino.accounting.schemes import releases_of
-from sordino.methods.pace import Pace
+from sordino.plan.pace import Pace
 
 RELATION = "replace-one"
 NORM, CLIPPED, MOVE, SCORE_NOISE, STEPS = 16.0, 0.1, 128.0, 4.0, 400

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from sordino.clipping import FlatClip
-from sordino.diagnostics import speed
-from sordino.diagnostics.speed import Speed, speed_of
-from sordino.methods.pace import Pace
+from sordino.methods import speed
+from sordino.methods.speed import Speed, speed_of
 from sordino.plan import Plan
+from sordino.plan.pace import Pace
 from sordino.records import gradients
 from sordino.release import noise
 from sordino.training import announced

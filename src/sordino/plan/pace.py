@@ -1,8 +1,8 @@
 """The time that a run may take: how many steps fit it, for each size of the batch.
 
 A step of B records takes s + B/r + g·(k − 1) seconds: s for what does not depend on the batch (drawing it, one Gaussian
-for each parameter, the update), r records per second, and g for each further Gaussian that correlated noise adds to a
-parameter. `sordino doctor` measures the three for a recipe. Evaluations and the reading of the data are not included.
+for each parameter, the update), r records per second, and g for each further Gaussian if a method adds k of them to a
+parameter. `sordino doctor` measures the three for a recipe. Evaluations and the reading of data are not included.
 """
 
 from __future__ import annotations
@@ -87,13 +87,3 @@ class Pace:
             "records_per_second": 1 / self.per_record if self.per_record else None,
             "seconds_per_noise": self.per_noise,
         }
-
-    def __str__(self) -> str:
-        parts = [f"{self.per_step:g} s"] if self.per_step else []
-        parts += [f"1 s for {1 / self.per_record:g} records"] if self.per_record else []
-        noise = (
-            f"{self.per_noise:g} s for each further Gaussian of correlated noise"
-            if self.per_noise
-            else "correlated noise counted as free (give --seconds-per-noise)"
-        )
-        return f"{self.seconds / 60:g} minutes, a step takes {' and '.join(parts)}; {noise}; no evaluations"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino.errors import InputError
-from sordino.methods.pace import MOST, Pace
+from sordino.plan.pace import MOST, Pace
 
 SECONDS = st.floats(1e-6, 1e6)
 
@@ -73,7 +73,3 @@ def test_what_was_given_is_stated() -> None:
     assert pace.to_dict() == {
         "minutes": 3, "seconds_per_step": 0.5, "records_per_second": 100, "seconds_per_noise": 0.0,
     }  # fmt: skip
-    assert str(pace) == (
-        "3 minutes, a step takes 0.5 s and 1 s for 100 records; correlated noise counted as free (give "
-        "--seconds-per-noise); no evaluations"
-    )
