@@ -2,7 +2,8 @@
 
     python benchmarks/epochs.py [--out FILE]
 
-Processor time of one call of `account` with empty caches, on one core of a shared machine.
+Processor time of one call of `account` with empty caches, on one core of a shared machine: what others do there can
+double it, so a plan that takes more than a second is measured three times, and the least counts.
 """
 
 from __future__ import annotations
@@ -27,10 +28,18 @@ BATCHES = (2, 30, 100, 1000, 10_000)
 NOISE = (0.3, 0.6, 1.0, 3.0, 30.0)
 EPOCHS = (1, 10, 1000, 50_000, 10**6, 10**9, 10**12)
 DELTAS = (1e-5, 1e-12)
+LONG, TIMES = 1.0, 3
 
 
 def measured(batches: int, sigma: float, epochs: int, delta: float) -> dict[str, Any]:
-    """One plan."""
+    """One plan, again if it took long."""
+    rows = [_once(batches, sigma, epochs, delta)]
+    while rows[-1]["seconds"] > LONG and len(rows) < TIMES:
+        rows.append(_once(batches, sigma, epochs, delta))
+    return min(rows, key=lambda row: float(row["seconds"]))
+
+
+def _once(batches: int, sigma: float, epochs: int, delta: float) -> dict[str, Any]:
     for cache in (allocation.epoch_pmfs, allocation._powers, geometric._places):
         cache.cache_clear()
     begin = time.process_time()

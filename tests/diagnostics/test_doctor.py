@@ -227,6 +227,7 @@ def test_the_command_prints_one_json_object(recipe: str, capsys: pytest.CaptureF
     assert found["not_private"] is False
     assert "test split" in found["origin"]
     assert found["parameters"] == 7850
+    assert found["speed"]["seconds_per_step"] > 0
 
 
 def test_the_command_s_text_says_whose_rows_it_read(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +236,8 @@ def test_the_command_s_text_says_whose_rows_it_read(recipe: str, capsys: pytest.
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("NOT PRIVATE")
     assert "public benchmark" in said
+    assert "Time of a step on this machine" in said
+    assert "--minutes M --seconds-per-step" in said
     assert "clip_norm: lower" in said
     assert "Thm 3.2" in said
 

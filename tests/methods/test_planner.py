@@ -25,6 +25,7 @@ from sordino.methods.planner import (
     expected_loss,
     step_size,
 )
+from sordino.plan.pace import Pace
 
 
 def test_many_epochs_at_a_small_epsilon_want_allocation_with_the_noise_that_its_plan_has() -> None:
@@ -146,3 +147,92 @@ def test_the_step_size_is_the_best_of_the_model() -> None:
         assert expected_loss(noise, steps) == pytest.approx(loss(best)) == pytest.approx(LOSS * noise ** (2 / 3))
         assert loss(best) < min(loss(best * 1.1), loss(best / 1.1))
     assert step_size(1e-6, 10) == LARGEST_STEP
+
+
+SECOND = Pace(1.0, per_step=0.01, per_record=1e-4)
+
+
+def test_at_equal_time_each_batch_makes_the_steps_that_fit() -> None:
+    found = compare_batches(records=400, pace=SECOND, epsilon=3.0, delta=1e-5, batches=[1, 4, 40])
+    for row in found["rows"]:
+        assert row["seconds"] == pytest.approx(row["steps"] * SECOND.step(row["batch"]))
+        assert row["seconds"] <= 1.0 < row["seconds"] + SECOND.step(row["batch"])
+    assert [row["steps"] for row in found["rows"]] == [20] * 3 + [50] * 3 + [90] * 3
+    assert found["time"] == SECOND.to_dict()
+
+
+def test_the_steps_that_fit_are_compared_as_if_they_had_been_given() -> None:
+    timed = compare_batches(records=400, pace=SECOND, epsilon=3.0, delta=1e-5, batches=[4])
+    given = compare_batches(records=400, epochs=50 / 4, epsilon=3.0, delta=1e-5, batches=[4])
+    assert [row | {"seconds": None} for row in timed["rows"]] == given["rows"]
+    assert {key: timed[key] for key in given if key != "rows"} == {key: given[key] for key in given if key != "rows"}
+
+
+def test_correlated_noise_makes_fewer_steps_if_its_gaussians_take_time() -> None:
+    budget, slow = Budget(4000, 40, 1, 8.0, 1e-5), Pace(0.4, per_step=0.01, per_noise=2e-4)
+    free = compare_ways(budget)
+    _, allocated, correlated = compare_ways(budget, pace=slow)["rows"]
+    assert free["recommended"] == "correlated"
+    assert allocated["steps"] == 40
+    assert correlated["steps"] < 40
+    assert correlated["noises_per_step"] < free["rows"][2]["noises_per_step"]
+    assert correlated["seconds"] <= 0.4
+    assert correlated["expected_loss"] > free["rows"][2]["expected_loss"]
+
+
+def test_correlated_noise_that_is_never_worth_its_time_is_independent_noise() -> None:
+    budget, slow = Budget(4000, 40, 1, 8.0, 1e-5), Pace(0.4, per_step=0.01, per_noise=1e9)
+    found = compare_ways(budget, pace=slow)
+    assert found["rows"][2]["noises_per_step"] == 1
+    assert found["rows"][2]["strategy"] == {"name": "identity"}
+    assert found["recommended"] == "allocation"
+
+
+def test_either_epochs_or_a_pace() -> None:
+    for given in ({}, {"epochs": 1.0, "pace": SECOND}):
+        with pytest.raises(InputError, match="exactly one of epochs and pace"):
+            compare_batches(records=400, epsilon=3.0, delta=1e-5, **given)  # type: ignore[arg-type]
+
+
+def test_without_chosen_batches_those_that_fit_are_compared() -> None:
+    shared: dict[str, Any] = {"records": 60000, "epsilon": 3.0, "delta": 1e-5}
+    found = compare_batches(**shared, pace=Pace(1.0, per_record=1 / 3000))
+    assert [round(one["batch"]) for one in found["by_batch"]] == [1017, 255]
+    with pytest.raises(InputError, match=r"too short: a step of 255.319 records takes 255 seconds"):
+        compare_batches(**shared, pace=Pace(1.0, per_record=1.0))
+    with pytest.raises(InputError, match="or less time"):
+        compare_batches(**shared, pace=Pace(1e12, per_record=1e-9))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--minutes 1 --seconds-per-step 1 --epochs 2", "excludes --epochs and --steps"),
+        ("--minutes 1 --seconds-per-step 1 --steps 2 --batches 2", "excludes --epochs and --steps"),
+        ("--minutes 1", "needs the time of a step"),
+        ("--epochs 2 --seconds-per-step 1", "--seconds-per-step needs --minutes"),
+        ("--minutes nan --seconds-per-step 1", "--minutes must be a finite number"),
+        ("--minutes 0 --seconds-per-step 1", "minutes must be greater than 0"),
+        ("--minutes 1 --seconds-per-step 90", "the time is too short"),
+        ("--minutes 1e300 --seconds-per-step 1", "or less time"),
+    ],
+)
+def test_a_wrong_time_is_an_error_of_one_sentence(capsys: pytest.CaptureFixture[str], options: str, said: str) -> None:
+    assert main(f"plan --records 400 --epsilon 3 --delta 1e-5 {options}".split()) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_says_what_is_compared_at_equal_time(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --records 400 --epsilon 3 --delta 1e-5 --batches 4 --minutes 0.1 --seconds-per-step 0.5"
+    assert main(line.split()) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "equal time 0.1 minutes; a step takes 0.5 s, each further Gaussian of correlated noise no time",
+        "12 steps (3 epochs)",
+        "take allocation, batch 100",
+    ):
+        assert part in said
+    assert main([*line.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["ways"]
+    assert found["time"]["seconds_per_step"] == 0.5
+    assert {row["seconds"] for row in found["rows"]} == {6.0}

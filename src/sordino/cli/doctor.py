@@ -30,8 +30,9 @@ def add(commands: Commands) -> None:
         help="how clipping and noise will affect a recipe's training, and what to change",
         description="Measures sampling noise, norms and direction of the gradients on PUBLIC rows at initial weights, "
         "tries a few steps with the recipe's clipping and size of noise, and advises on clip_norm, batch and lr, "
-        "with the theorem behind each. The rows are those that [public] declares; without that section say which may "
-        "be used: --test-rows, or --not-private for the training rows of a public benchmark. Nothing is released.",
+        "with the theorem behind each. Measures the time of a step as well, for `sordino plan --minutes`. The rows are "
+        "those that [public] declares; without that section say which may be used: --test-rows, or --not-private for "
+        "the training rows of a public benchmark. Nothing is released.",
         epilog="example: sordino doctor src/sordino/recipes/demo.toml --not-private",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
@@ -89,6 +90,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     """Checks which rows may be used before any data are read, then diagnoses."""
     from sordino import data
     from sordino.diagnostics.doctor import diagnose
+    from sordino.methods.speed import speed_of
     from sordino.runs.build import clipping_of, method_of, plan_from
     from sordino.runs.prepared import prepare
     from sordino.training.progress import working
@@ -127,8 +129,16 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
             averaging=prepared.settings.averaging, pool=others, steps=arguments.steps, larger=larger, public=origin,
             not_private=origin is None, seed=recipe.run.seed, say=say,
         )  # fmt: skip
+        speed = None
+        if lr is not None and prepared.optimizer is not None:
+            say("timing a step")
+            most = max(64, round(plan.expected_batch))
+            speed = speed_of(
+                model, torch.nn.functional.cross_entropy, data.Split(others.inputs[:most], others.targets[:most]), plan,
+                lr=lr, optimizer=prepared.optimizer, settings=prepared.settings,
+            )  # fmt: skip
     rows_from = found.origin if origin is not None else f"the training split of {recipe.data.name}, a public benchmark"
-    return replace(found, origin=rows_from, caveats=caveats)
+    return replace(found, origin=rows_from, caveats=caveats, speed=speed)
 
 
 def _parts(count: int, rows: int) -> tuple[slice, slice]:
@@ -228,6 +238,12 @@ def _show(found: Diagnosis) -> None:
         value = f" (about {finding.value:.3g})" if finding.value is not None else ""
         sentence, theorem = escape(finding.sentence), escape(finding.theorem)
         console.print(f"\n{mark} [bold]{head}{value}[/]\n{sentence} [dim]{theorem}[/]", highlight=False)
+    if found.speed is not None:
+        console.print(
+            f"\nTime of a step on this machine: {found.speed}. What fits a given time: sordino plan --records N "
+            f"--epsilon ε --delta δ --minutes M {found.speed.options()}",
+            highlight=False,
+        )
     for caveat in found.caveats:
         console.print(f"\n[dim]{caveat}[/]")
 

@@ -30,6 +30,7 @@ from sordino.diagnostics.instruments.signal import Signal, clip_curve, noise_len
 from sordino.diagnostics.instruments.theory import FLOOR, PRINTED_FLOOR
 from sordino.diagnostics.instruments.trial import Trial, trial
 from sordino.diagnostics.threshold import ClippingAdvice, advise_clipping
+from sordino.methods.speed import Speed
 from sordino.plan import Plan
 from sordino.training.updates import Averaging
 
@@ -63,6 +64,7 @@ class Diagnosis:
     trials: tuple[Trial, ...]
     tail: ClippingAdvice  # the tail of the sampling noise, and the threshold from which progress is proven
     caveats: tuple[str, ...] = ()
+    speed: Speed | None = None
 
     def finding(self, topic: str) -> Finding:
         (found,) = [one for one in self.findings if one.topic == topic]
@@ -83,6 +85,7 @@ class Diagnosis:
             ],
             "tail": self.tail.to_dict(),
             "caveats": list(self.caveats),
+            "speed": None if self.speed is None else self.speed.to_dict(),
         }
 
 

@@ -18,6 +18,10 @@ constants are those of these tasks; the order of the options does not depend on 
 the best are called alike: accuracy will not show a difference. experiments/designs/ways.toml has the rule and the
 held-out tasks on which it was tested.
 
+*At equal time.* With a `Pace` each option makes the steps that fit the time. Those of Poisson sampling and allocation
+are the same; correlated noise makes fewer if its further Gaussians take time, and its strategy is the best of those
+that are worth their time.
+
 The planner uses no data: it estimates what trains best and is not part of a guarantee.
 """
 
@@ -25,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sordino import checks
@@ -34,15 +38,18 @@ from sordino.accounting.events import compose_events
 from sordino.accounting.schemes import releases_of
 from sordino.errors import InputError
 from sordino.methods.correlated.batches import DIMENSION, batch_noise
-from sordino.methods.correlated.choose import LONGEST, best_setting
+from sordino.methods.correlated.choose import LONGEST, MOST_NOISES, best_setting
 from sordino.methods.correlated.strategies import Strategy
 from sordino.methods.correlated.workloads import Workload, noise_in_weights
+from sordino.plan.pace import Pace
 
 SAMPLERS = ("poisson", "allocation")
 ALIKE = 0.5
 """A difference in points of accuracy that a few seeds can't resolve."""
 LOSS, TIME, LARGEST_STEP = 780.0, 0.65, 4.0
 """Constants of the model above, for clip norm 1: expected_loss = LOSS·ν^{2/3} at τ = TIME·ν^{−2/3} ≤ LARGEST_STEP·T."""
+_SIZES = (4096, 1024, 256)
+_NOISES = (MOST_NOISES, 16, 4, 2, 1)  # Gaussians per coordinate and step that are tried where they take time
 _SAME = 1e-3  # relative difference of two samplers' noise that is ignored
 
 
@@ -64,7 +71,7 @@ class Budget:
         if self.batches * self.epochs > LONGEST:
             raise InputError(
                 f"{self.batches} batches in {self.epochs:g} epochs: the options are compared for {LONGEST} steps at "
-                "most; take larger batches or fewer epochs"
+                "most; take larger batches, fewer epochs or less time"
             )
 
     @property
@@ -95,6 +102,7 @@ class Way:
     strategy: dict[str, Any] | None = None
     groups: int | None = None
     noises_per_step: int = 1
+    seconds: float | None = None
 
 
 def sampler_noise(sampler: str, budget: Budget) -> float:
@@ -114,13 +122,17 @@ def sampler_noise(sampler: str, budget: Budget) -> float:
     return sigma
 
 
-def compare_ways(budget: Budget, workload: Workload | None = None, dimension: float = DIMENSION) -> dict[str, Any]:
+def compare_ways(
+    budget: Budget, workload: Workload | None = None, dimension: float = DIMENSION, pace: Pace | None = None
+) -> dict[str, Any]:
     """Compares the three options at one budget.
 
     Args:
         budget: records, batches, epochs and (ε, δ).
         workload: the update that will be used (default: plain SGD).
         dimension: d of correlated/batches.py: the number of directions in which the gradients lie.
+        pace: the time of a step. The steps of the budget are those with one Gaussian; correlated noise makes as many
+            as fit the same time.
 
     Returns:
         JSON-serialisable values: `recommended`, `alike` (the options that accuracy will not distinguish from the
@@ -139,21 +151,39 @@ def compare_ways(budget: Budget, workload: Workload | None = None, dimension: fl
             sampler, update, steps=budget.steps, batch=budget.batch, groups=budget.batches, rate=1 / budget.batches,
             dimension=dimension,
         )  # fmt: skip
-        ways.append(_way(sampler, budget, sigma, (weights, of_batches)))
+        ways.append(_way(sampler, budget, sigma, (weights, of_batches), pace))
+    tried = [(MOST_NOISES, budget)] if pace is None else _affordable(budget, pace)
+    correlated = [_correlated(fitting, update, dimension, most, pace) for most, fitting in tried]
+    ways.append(min(correlated, key=lambda way: way.expected_loss))
+    return _recommended(*ways) | {"rows": [asdict(way) for way in ways]}
+
+
+def _affordable(budget: Budget, pace: Pace) -> list[tuple[int, Budget]]:
+    """(the most Gaussians per coordinate and step, the budget with the steps that fit the time with so many)."""
+    found: dict[int, int] = {}
+    for most in _NOISES:
+        steps = min(budget.steps, pace.fitting(budget.batch, most))
+        if steps:
+            found.setdefault(steps, most)
+    return [(most, replace(budget, epochs=steps / budget.batches)) for steps, most in found.items()]
+
+
+def _correlated(budget: Budget, update: Workload, dimension: float, most: int, pace: Pace | None) -> Way:
     found = best_setting(
         records=budget.records, batch=budget.batch, steps=budget.steps, epsilon=budget.epsilon, delta=budget.delta,
-        workload=update, dimension=dimension,
+        workload=update, dimension=dimension, most=most,
     )  # fmt: skip
     how = {"strategy": found.strategy.to_dict(), "groups": found.pattern.groups}
     noises = len(found.strategy.noise(budget.steps))
     both = found.noise_in_weights, found.batch_noise
-    ways.append(_way("correlated", budget, found.noise_multiplier, both, noises_per_step=noises, **how))
-    return _recommended(*ways) | {"rows": [asdict(way) for way in ways]}
+    return _way("correlated", budget, found.noise_multiplier, both, pace, noises_per_step=noises, **how)
 
 
-def _way(way: str, budget: Budget, sigma: float, noises: tuple[float, float], **further: Any) -> Way:
+def _way(way: str, budget: Budget, sigma: float, noises: tuple[float, float], pace: Pace | None, **further: Any) -> Way:
     of_run = math.hypot(*noises) / (budget.batch * budget.steps)
     lr, loss = step_size(of_run, budget.steps), expected_loss(of_run, budget.steps)
+    if pace is not None:
+        further["seconds"] = budget.steps * pace.step(budget.batch, further.get("noises_per_step", 1))
     return Way(way, budget.batch, budget.steps, sigma, sigma / budget.batch, *noises, of_run, lr, loss, **further)
 
 
@@ -200,18 +230,20 @@ def _why(chosen: str, alike: list[str], more: Mapping[str, float], correlated: W
 def compare_batches(
     *,
     records: int,
-    epochs: float,
+    epochs: float | None = None,
+    pace: Pace | None = None,
     epsilon: float,
     delta: float,
     batches: Sequence[int] | None = None,
     workload: Workload | None = None,
     dimension: float = DIMENSION,
 ) -> dict[str, Any]:
-    """`compare_ways` at several batches.
+    """`compare_ways` at several batches, in equally many epochs or in equal time.
 
     Args:
         records: The public number of records.
-        epochs: Expected passes over them.
+        epochs: Expected passes over them; or give `pace`.
+        pace: The time that the run may take, and what a step takes: each batch makes the steps that fit.
         epsilon: The target, under add-remove.
         delta: δ in (0, 1).
         batches: steps in an epoch (default: those of batches near 4096, 1024 and 256, as far as there are records).
@@ -220,15 +252,20 @@ def compare_batches(
 
     Returns:
         JSON-serialisable values: `batch`, the largest one that is expected to lose at most `ALIKE` points more than the
-        best; its `recommended`, `alike` and `why`; `by_batch` (the same for each batch); `rows` of all batches.
+        best; its `recommended`, `alike` and `why`; `by_batch` (the same for each batch); `rows` of all batches; with a
+        pace `time` (what was given) and the `seconds` of each row.
 
     Raises:
         InputError: a value is wrong.
     """
-    checks.positive("epochs", epochs)
-    chosen = default_batches(checks.count("records", records), epochs) if batches is None else list(batches)
-    budgets = [Budget(records, count, epochs, epsilon, delta) for count in sorted(set(chosen))]
-    made = [compare_ways(budget, workload, dimension) for budget in budgets]
+    checks.exactly_one(epochs=epochs, pace=pace)
+    checks.count("records", records)
+    if pace is None:
+        chosen = default_batches(records, checks.positive("epochs", epochs)) if batches is None else list(batches)
+        budgets = [Budget(records, count, float(epochs or 0), epsilon, delta) for count in sorted(set(chosen))]
+    else:
+        budgets = _timed(records, pace, batches, epsilon, delta)
+    made = [compare_ways(budget, workload, dimension, pace) for budget in budgets]
     losses = [next(row["expected_loss"] for row in one["rows"] if row["way"] == one["recommended"]) for one in made]
     place = next(place for place, loss in enumerate(losses) if loss <= min(losses) + ALIKE)
     shown = ("recommended", "alike", "why")
@@ -241,11 +278,30 @@ def compare_batches(
         ],
         "relation": "add-remove",
         "rows": [row for one in made for row in one["rows"]],
+        **({} if pace is None else {"time": pace.to_dict()}),
     }
+
+
+def _timed(records: int, pace: Pace, batches: Sequence[int] | None, epsilon: float, delta: float) -> list[Budget]:
+    """The budgets of the steps that fit; without chosen batches those of `_sizes` for which at least one does."""
+    chosen = [math.ceil(records / size) for size in _sizes(records)] if batches is None else sorted(set(batches))
+    fitting = {
+        count: pace.steps(records / checks.count("batches", count))
+        for count in chosen
+        if batches is not None or pace.fitting(records / count) or count == chosen[-1]
+    }
+    if batches is None:  # with too many steps as well
+        few = {count: steps for count, steps in fitting.items() if steps <= LONGEST}
+        fitting = few or {chosen[0]: fitting[chosen[0]]}
+    return [Budget(records, count, steps / count, epsilon, delta) for count, steps in fitting.items()]
 
 
 def default_batches(records: int, epochs: float = 1.0) -> list[int]:
     """Steps in an epoch for batches near 4096, 1024 and 256, as far as there are records and not too many steps."""
-    sizes = [size for size in (4096, 1024, 256) if size <= records / 2] or [max(1, records // 4)]
-    found = [math.ceil(records / size) for size in sizes]
+    found = [math.ceil(records / size) for size in _sizes(records)]
     return [count for count in found if count * epochs <= LONGEST] or [max(1, min(found[0], int(LONGEST / epochs)))]
+
+
+def _sizes(records: int) -> list[int]:
+    """Batches to compare, from large to small."""
+    return [size for size in _SIZES if size <= records / 2] or [max(1, records // 4)]

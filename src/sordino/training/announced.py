@@ -70,10 +70,10 @@ def extrapolated(step: Callable[[int], int], expected: float, steps: int = 1) ->
     Returns:
         The seconds.
     """
-    begun, most, known = clock(), FEW, [_timed(step, 0)]
+    begun, most, known = clock(), FEW, [timed(step, 0)]
     patience, found = ENOUGH, 0.0
     while len(known) == 1 or (known[-1][0] == most / 4 < expected and clock() - begun < patience):
-        known.append(_timed(step, most))
+        known.append(timed(step, most))
         most *= 4
         (fewer, less), (count, seconds) = known[-2:]
         slope = max(0.0, (seconds - less) / (count - fewer)) if count > fewer else 0.0
@@ -83,7 +83,7 @@ def extrapolated(step: Callable[[int], int], expected: float, steps: int = 1) ->
     return found
 
 
-def _timed(step: Callable[[int], int], most: int) -> tuple[int, float]:
+def timed(step: Callable[[int], int], most: int) -> tuple[int, float]:
     """(records, seconds) of the faster of two steps, after one step in which the engine checks new programs."""
     step(most)
     found = []
@@ -165,10 +165,30 @@ def seconds_per_step(job: Job) -> float | None:
     Returns:
         The seconds; None if they can't be measured.
     """
+    plan, made = job.plan, rehearsed_steps(job)
+    if made is None:
+        return None
+    step, sums = made
+    try:
+        with torch.random.fork_rng(devices=[]):
+            if plan.contribution.record_momentum is not None:
+                return timed(step, count_records(job.dataset))[1]  # this sum can't be restricted to a part of a batch
+            return extrapolated(step, plan.expected_batch, plan.steps) + _later_noise(plan, step, lambda: sums.step)
+    except Kept:
+        raise
+    except Exception:  # some methods and datasets can't use a part of a batch; the run reports its own errors
+        return None
+
+
+def rehearsed_steps(job: Job) -> tuple[Callable[[int], int], Discarded] | None:
+    """(a function that makes a step of at most so many records and returns their number, its gradient sum).
+
+    None if the optimizer uses other parameters than those that it is given. The job's model is changed.
+    """
     plan, loop = job.plan, job.loop()
     own = {id(parameter) for parameter in job.model.parameters()}
     if any(id(p) not in own for group in loop.optimizer.param_groups for p in group["params"]):
-        return None  # the optimizer uses other parameters than those that it is given
+        return None
     inner, records = plan.contribution.inner, count_records(job.dataset)
     past = PastIterates() if inner is None else made_up_past(job.model, inner)
     sums = Discarded(job.update.gradient_sum(job.dataset, past=lambda: past, seed=job.settings.seed))
@@ -188,12 +208,4 @@ def seconds_per_step(job: Job) -> float | None:
         job.update.move(next(steps), loop.optimizer)
         return sums.summed
 
-    try:
-        with torch.random.fork_rng(devices=[]):
-            if plan.contribution.record_momentum is not None:
-                return _timed(step, records)[1]  # this gradient sum can't be restricted to a part of a batch
-            return extrapolated(step, plan.expected_batch, plan.steps) + _later_noise(plan, step, lambda: sums.step)
-    except Kept:
-        raise
-    except Exception:  # some methods and datasets can't use a part of a batch; the run reports its own errors
-        return None
+    return step, sums

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sordino.errors import InputError
 from sordino.methods.hidden_state import train_hidden
 from sordino.methods.hidden_state.comparison import Problem
 from sordino.methods.hidden_state.hidden_rule import (
@@ -20,6 +21,7 @@ from sordino.methods.hidden_state.hidden_rule import (
     losses_of,
 )
 from sordino.methods.hidden_state.linear_rule import proposal
+from sordino.plan.pace import Pace
 
 PROBLEM = Problem(records=4000, features=30, classes=3, epsilon=3.0, delta=1e-5, max_epochs=20)
 ROOT = Path(__file__).parents[3]
@@ -34,6 +36,25 @@ def test_the_proposal_keeps_the_budget_the_epochs_and_the_noise_of_scores(change
     assert found.rise in RISES
     if found.steps > 1 and problem.max_epochs > 1:
         assert found.score_noise < 2.2
+
+
+@pytest.mark.parametrize(
+    "pace", [Pace(2.0, 1e-3), Pace(2.0, per_record=1e-4), Pace(2.0, 1e-3, 1e-4), Pace(0.2, per_record=1e-4)]
+)
+def test_the_proposal_keeps_the_time_and_uses_it(pace: Pace) -> None:
+    found = hidden_proposal(replace(PROBLEM, pace=pace), 30, 3)
+    seconds = found.steps * pace.step(found.batch)
+    assert 0.5 * pace.seconds < seconds <= pace.seconds
+    assert PROBLEM.epsilon * (1 - 1e-3) <= found.epsilon <= PROBLEM.epsilon
+
+
+def test_a_long_time_changes_nothing() -> None:
+    assert hidden_proposal(replace(PROBLEM, pace=Pace(1e6, 1.0, 1e-6)), 30, 3) == hidden_proposal(PROBLEM, 30, 3)
+
+
+def test_a_time_that_is_too_short_for_a_step_is_an_error() -> None:
+    with pytest.raises(InputError, match="the time is too short"):
+        hidden_proposal(replace(PROBLEM, pace=Pace(1.0, 2.0)), 30, 3)
 
 
 def test_the_plan_is_that_of_the_proposal() -> None:

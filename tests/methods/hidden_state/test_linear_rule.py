@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import sordino
+from sordino.errors import InputError
 from sordino.methods.hidden_state.comparison import Problem
 from sordino.methods.hidden_state.linear_rule import proposal
+from sordino.plan.pace import Pace
 from sordino.training.updates import Averaging
 
 PROBLEM = Problem(records=60000, features=784, classes=10, epsilon=3.0, delta=1e-5, max_epochs=60)
@@ -35,6 +37,22 @@ def test_the_proposal_keeps_the_budget_and_the_epochs() -> None:
 def test_one_epoch_has_small_batches_and_as_many_steps_as_it_allows() -> None:
     found = proposal(replace(PROBLEM, max_epochs=1))
     assert found.steps == 60000 // found.batch == 256
+
+
+@pytest.mark.parametrize("pace", [Pace(3.0, 0.01), Pace(3.0, per_record=1e-4)])
+def test_a_time_that_is_too_short_for_400_steps_is_kept_and_used(pace: Pace) -> None:
+    found = proposal(replace(PROBLEM, pace=pace))
+    assert found.steps < 400
+    assert found.steps * pace.step(found.batch) <= pace.seconds < (found.steps + 1) * pace.step(found.batch)
+
+
+def test_a_time_that_is_too_short_for_the_smallest_batch_is_an_error() -> None:
+    with pytest.raises(InputError, match="a step of 234 records takes 234 seconds, and the run may take 60"):
+        proposal(replace(PROBLEM, pace=Pace(60.0, per_record=1.0)))
+
+
+def test_a_long_time_changes_nothing() -> None:
+    assert proposal(replace(PROBLEM, pace=Pace(1e6, 1.0, 1e-6))) == proposal(PROBLEM)
 
 
 def test_features_are_scaled_to_one_length_whatever_their_bound() -> None:

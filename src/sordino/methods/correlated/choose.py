@@ -45,14 +45,16 @@ class Found:
 
 
 @functools.lru_cache(128)
-def best_strategy(pattern: Pattern, workload: Workload, steps: int) -> Strategy:
-    """The strategy with the least noise in the weights for this pattern; InputError for more than `LONGEST` steps."""
+def best_strategy(pattern: Pattern, workload: Workload, steps: int, most: int = MOST_NOISES) -> Strategy:
+    """The strategy with the least noise in the weights for this pattern, of those with at most `most` Gaussians per
+    coordinate and step; InputError for more than `LONGEST` steps."""
     if steps > LONGEST:
         raise InputError(
             f"steps = {steps}: a strategy for correlated noise is chosen for {LONGEST} steps at most: take larger "
             "batches, or name the strategy"
         )
-    return min(_candidates(pattern, workload, steps), key=lambda s: _error(s, pattern, workload, steps))
+    found = [s for s in _candidates(pattern, workload, steps, most) if len(s.noise(steps)) <= most]
+    return min(found, key=lambda s: _error(s, pattern, workload, steps))
 
 
 def best_setting(
@@ -66,8 +68,11 @@ def best_setting(
     strategy: Strategy | None = None,
     relation: str = "add-remove",
     dimension: float = DIMENSION,
+    most: int = MOST_NOISES,
 ) -> Found:
     """The number of groups and the strategy with the least noise in the weights at this ε, sampling noise included.
+
+    A strategy that is not named has at most `most` Gaussians per coordinate and step.
 
     Raises:
         InputError: no strategy is named, and there are more than `LONGEST` steps.
@@ -76,7 +81,7 @@ def best_setting(
     found = []
     for pattern in patterns(records, batch):
         try:
-            chosen = strategy or best_strategy(pattern, workload, steps)
+            chosen = strategy or best_strategy(pattern, workload, steps, most)
             if relation == "replace-one" and pattern.rate < 1:
                 continue
             sigma = calibrated(chosen, pattern, steps, epsilon, delta, relation)
@@ -102,17 +107,17 @@ def _error(strategy: Strategy, pattern: Pattern, workload: Workload, steps: int)
     return moves(strategy, pattern, steps) * noise_in_weights(strategy, workload, steps)
 
 
-def _candidates(pattern: Pattern, workload: Workload, steps: int) -> Iterator[Strategy]:
+def _candidates(pattern: Pattern, workload: Workload, steps: int, most: int) -> Iterator[Strategy]:
     yield Strategy("identity")
     if pattern.rate == 1:
         yield _best_lambda((Strategy("lambda", float(x)) for x in _LAMBDAS), pattern, workload, steps)
-        yield from (Strategy("inverse-root", bands=p) for p in _BANDS if p <= min(steps, MOST_NOISES))
+        yield from (Strategy("inverse-root", bands=p) for p in _BANDS if p <= min(steps, most))
         return
     for bands in _BANDS:
         if bands > min(pattern.groups, steps):
             return
         made = [Strategy("banded-lambda", float(x), bands) for x in _LAMBDAS]
-        few = [s for s in [Strategy("banded-root", bands=bands), *made] if len(s.noise(steps)) <= MOST_NOISES]
+        few = [s for s in [Strategy("banded-root", bands=bands), *made] if len(s.noise(steps)) <= most]
         if few:
             yield min(few, key=lambda s: _error(s, pattern, workload, steps))
 

@@ -19,6 +19,7 @@ R² = L² + 1 is the squared norm of a record with its bias; M = curvature·R² 
 Hidden state minimises over λ, batch, epochs and step size with a certified loss; composition over the latter three
 with λ = 0. A certificate bounds the step size of the hidden state by 2/M. Composition needs none: its step size is
 bounded by stability where training begins, at equal predictions, where the curvature of softmax is 1/classes.
+With a pace, settings have whole epochs that fit the time; one epoch if none does.
 Epochs cost time: a setting has the fewest epochs whose excess loss is within a fifth of the least. Relation:
 replace-one, for all.
 """
@@ -44,6 +45,7 @@ from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
 from sordino.methods.hidden_state.hidden_rule import ALIKE, HiddenProposal, hidden_proposal, losses_of
 from sordino.methods.hidden_state.linear_rule import RELATION, Proposal, proposal
 from sordino.methods.hidden_state.run import HiddenRun
+from sordino.plan.pace import Pace
 from sordino.shown import up
 
 _SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64)  # fractions of the largest step size
@@ -55,7 +57,7 @@ _WORTH = 1.2
 
 @dataclass(frozen=True)
 class Problem:
-    """The problem. `weight_norm` is W; `max_epochs` bounds the work."""
+    """The problem. `weight_norm` is W; `max_epochs` bounds the work, and `pace` the time."""
 
     records: int
     features: int
@@ -67,6 +69,7 @@ class Problem:
     slope: float = math.sqrt(2)
     weight_norm: float = 30.0
     max_epochs: int = 1000
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         for name in ("records", "features", "max_epochs"):
@@ -151,8 +154,15 @@ def compare(problem: Problem) -> dict[str, Any]:
         "crossing_epochs": crossing,
         "crossing_epochs_ye_shokri": printed,
         "relation": RELATION,
-        "problem": asdict(problem),
+        "problem": {name: value for name, value in asdict(problem).items() if name != "pace"},
+        **({} if problem.pace is None else {"time": _times(problem.pace, training, last)}),
     }
+
+
+def _times(pace: Pace, training: Proposal, last: HiddenProposal) -> dict[str, Any]:
+    """The pace, and the seconds that either takes."""
+    both: dict[str, Proposal | HiddenProposal] = {"composition": training, "hidden-state": last}
+    return pace.to_dict() | {"seconds": {name: one.steps * pace.step(one.batch) for name, one in both.items()}}
 
 
 def recommended(losses: Mapping[str, tuple[float, float]]) -> str:
@@ -249,9 +259,12 @@ def _composed_settings(problem: Problem, mu: float) -> Iterator[Setting]:
 
 def _sizes(problem: Problem) -> Iterator[tuple[int, int]]:
     epochs = sorted({max(1, round(problem.max_epochs * 10 ** (-k / 4))) for k in range(13)})
-    for batch in sorted({max(1, problem.records // f) for f in _FRACTIONS}):
-        for count in epochs:
-            yield batch, count
+    sizes = [(max(1, problem.records // f), count) for f in _FRACTIONS for count in epochs]
+    pace = problem.pace
+    if pace is not None:
+        fitting = [(size, n) for size, n in sizes if n * (problem.records // size) <= pace.fitting(size)]
+        sizes = fitting or [(size, min(epochs)) for size, _ in sizes]
+    yield from sorted(set(sizes))
 
 
 def _worst_energy(c: float, batches: int, epochs: int) -> float:

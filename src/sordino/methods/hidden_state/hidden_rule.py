@@ -8,7 +8,9 @@ The counterpart of `linear_rule` for the hidden state, so that the planner compa
 - *loss*: softmax with its derivative capped at a tenth; λ = 1e-6, which hardly pulls.
 - *step size*: the largest certified one. A gradient then moves a score by about 1.6 at most, so steps are many and
   batches small: 32,000 steps, but not so many that noise moves scores by more than 2 (an average, for which the rule of
-  composition has 4, is not covered by the theorem), and batches that take at most 50 epochs, of 8 records at least.
+  composition has 4, is not covered by the theorem), and batches that take at most 50 epochs, of 8 records at least. If
+  a pace is given and that takes too long: as many epochs as fit, or a half or an eighth of them, whichever is best by
+  the estimate below, with the steps that fit.
 - *noise*: rises in the last steps (`closing`), by the factor of four that gives the least noise.
 
 *What either may lose* against training without noise and without end, in points of accuracy: r/A + (k·ν)²/33, with A
@@ -29,6 +31,7 @@ from sordino.methods.hidden_state.losses import Softmax
 from sordino.methods.hidden_state.method import plan
 from sordino.methods.hidden_state.schedules import closing
 from sordino.plan.core import Plan
+from sordino.plan.pace import Pace
 
 CAP, REGULARISATION, STEPS, EPOCHS, LEAST_BATCH = 0.1, 1e-6, 32_000, 50, 8
 RISES = (3.0, 6.0, 12.0, 24.0)
@@ -72,12 +75,29 @@ def hidden_proposal(problem: Linear, features: int, classes: int) -> HiddenPropo
     Returns:
         The proposal, with its calibrated noise.
     """
-    epochs = min(EPOCHS, problem.max_epochs)
+    epochs, pace = min(EPOCHS, problem.max_epochs), problem.pace
+    found = _proposed(problem, features, classes, epochs, None)
+    if pace is None or found.steps <= pace.fitting(found.batch):
+        return found
+    once = problem.records * pace.per_record
+    most = max(1, epochs if once * epochs <= pace.seconds else int(pace.seconds / once))
+    fitting = sorted({max(1, most >> shift) for shift in (0, 1, 3)})
+    return min(
+        (_proposed(problem, features, classes, one, pace) for one in fitting), key=lambda one: sum(losses_of(one))
+    )
+
+
+def _proposed(problem: Linear, features: int, classes: int, epochs: int, pace: Pace | None) -> HiddenProposal:
+    """The proposal with at most this number of epochs, and within the time if there is a pace."""
     per_score = 2 / (problem.mu() * problem.records)  # score noise over movement, of full batches in flat directions
     most = max(1, min(STEPS, epochs * problem.records // LEAST_BATCH))
+    left = 0.0 if pace is None else pace.seconds - epochs * problem.records * pace.per_record
+    if pace is not None and left >= pace.seconds / 2 and pace.per_step:
+        most = max(1, math.floor(min(most, left / pace.per_step)))
     wanted = max(1, min(most, math.ceil(SCORE_NOISE / LAST / per_score / _move())))
     batch = min(problem.records, max(1, round(epochs * problem.records / wanted)))
     steps = max(1, min(wanted, epochs * (problem.records // batch)))
+    steps = steps if pace is None else min(steps, pace.steps(batch))
     found = _least_noise(problem, features, classes, batch, steps)
     if found.score_noise > SCORE_NOISE / LAST and steps > 1:  # fewer epochs have more noise than full batches
         fewer = max(1, int(steps * SCORE_NOISE / LAST / found.score_noise))

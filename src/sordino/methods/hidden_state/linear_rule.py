@@ -12,6 +12,7 @@ A rule for plain SGD from zero weights whose last half of iterates is averaged; 
   as its root; fewer steps leave the weights where they began.
 - *batch*: the smallest whose noise of the run is within a fifth of that of full batches, or the largest that the epochs
   allow.
+- *time*: if a pace is given, a batch has at most the steps that fit.
 
 The numbers were chosen on held-out training rows of Fashion-MNIST's pixels, Adult and USPS at ε from 0.3 to 3
 (experiments/designs/linear_rule.toml, with the tasks on which the rule was then tested). They are about optimisation
@@ -28,6 +29,7 @@ from typing import Protocol
 from sordino.accounting.calibration import calibrate, noise_guess
 from sordino.accounting.events import DpEvent, compose_events
 from sordino.accounting.schemes import releases_of
+from sordino.plan.pace import Pace
 
 RELATION = "replace-one"
 NORM, CLIPPED, MOVE, SCORE_NOISE, STEPS = 16.0, 0.1, 128.0, 4.0, 400
@@ -48,6 +50,8 @@ class Linear(Protocol):
     def delta(self) -> float: ...
     @property
     def max_epochs(self) -> int: ...
+    @property
+    def pace(self) -> Pace | None: ...
 
     def mu(self) -> float: ...
 
@@ -99,10 +103,15 @@ def proposal(problem: Linear) -> Proposal:
 
 
 def _sizes(problem: Linear) -> Iterator[tuple[int, int]]:
-    """(batch, steps) from the smallest batch to the whole dataset, within the epochs."""
+    """(batch, steps) from the smallest batch to the whole dataset, within the epochs and the time."""
+    pace, smallest = problem.pace, max(1, problem.records // 256)
     for parts in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         batch = max(1, problem.records // parts)
-        yield batch, max(1, min(STEPS, problem.max_epochs * problem.records // batch))
+        steps = max(1, min(STEPS, problem.max_epochs * problem.records // batch))
+        if pace is None:
+            yield batch, steps
+        elif batch == smallest or pace.fitting(batch):
+            yield batch, min(steps, pace.steps(batch))
 
 
 def _noise(problem: Linear, batch: int, steps: int, *, rough: bool = False) -> tuple[float, float]:
