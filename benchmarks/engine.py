@@ -4,7 +4,7 @@
     python benchmarks/engine.py                                            continues an interrupted measurement
     python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a quick measurement
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
-    python benchmarks/engine.py --only mlp10 words logistic --engines sordino floor --out benchmarks/results/floor.json
+    python benchmarks/engine.py --only mlp10 words logistic deberta --engines sordino floor --out benchmarks/results/floor.json
     python benchmarks/engine.py --only mlp10 words                         two of the held-out workloads
     python benchmarks/engine.py --only held-out                            all of them, into results/heldout.json
     python benchmarks/engine.py --only gpt2 --fresh                        measures this one again, keeps the others

@@ -2,7 +2,7 @@
 
 A sum in double precision needs twice the memory of the parameters, newly allocated in every step, and the released
 value half as much again. Over few records the sum may be rounded before its release (docs/guarantees/noise.md, section
-6, theorem 2): one parameter after the other, and for tables one row after the other.
+6, theorem 2): one parameter after the other, slice by slice, and for tables one row after the other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.sums.contributions import Contribution, Lookup
+from sordino.gradients.sums.memory import doubles
 from sordino.gradients.sums.single import Shift, Single
 
 MOST = 2048
@@ -28,6 +29,13 @@ def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
     out = torch.empty(parameter.shape, dtype=torch.float32)
     if isinstance(of, (Single, Shift, Lookup)) and of.narrow_to(out, weight):
         return out
-    total = torch.zeros(out.shape, dtype=torch.float64)
+    if (cut := getattr(of, "sliced", None)) is not None:
+        room, flat = doubles(0), out.view(-1)
+        for lo, hi, part in cut():
+            room = doubles(hi - lo) if len(room) < hi - lo else room
+            part.add_to(total := room[: hi - lo].zero_(), weight)
+            flat[lo:hi] = total
+        return out
+    total = doubles(*out.shape)
     of.add_to(total, weight)
     return out.copy_(total)
