@@ -12,7 +12,6 @@ from sordino.clipping import FlatClip
 from sordino.gradients.engine import add_clipped
 from sordino.gradients.layers.convolution import Convolved, Geometry
 from sordino.gradients.sums.contributions import Dense, Outer
-from sordino.gradients.sums.memory import doubles
 from sordino.gradients.sums.narrow import narrow_sum
 
 RECORDS = 6
@@ -69,12 +68,3 @@ def test_gradients_are_released_when_they_are_summed() -> None:
     add_clipped(gradients, FlatClip(1.0), parameters, sums, RECORDS, torch.float32, narrow=True)
     assert not gradients
     assert set(sums) == {"w", "b"}
-
-
-def test_doubles_are_zero_and_aligned() -> None:
-    for shape in ((), (0,), (5,), (3, 70_001)):
-        made = doubles(*shape)
-        assert made.shape == shape
-        assert made.dtype == torch.float64
-        assert not made.any()
-        assert not made.numel() or made.data_ptr() % 64 == 0

@@ -67,17 +67,10 @@ class _Mallinfo(ctypes.Structure):
     _fields_ = (("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
 
 
-def doubles(*shape: int) -> Tensor:
-    """Zeros in double precision. torch asks glibc for aligned memory, and a freed block is too small for that by the
-    alignment: the next sum of the same size took new memory. numpy's fits; it is aligned here."""
-    count = math.prod(shape)
-    room = torch.from_numpy(np.zeros(count + 7))
-    first = -room.data_ptr() // 8 % 8
-    return room[first : first + count].view(shape)
-
-
 def checksum(t: Tensor) -> int:
     """A hash of a tensor's content: equal for equal values of the same type."""
+    if t.dtype in _NUMPY and t.is_cpu and t.is_contiguous() and not t.is_neg():
+        return zlib.crc32(t.detach().numpy())
     flat = t.detach().cpu().reshape(-1)
     flat = flat if flat.is_contiguous() and flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return zlib.crc32(flat.view(torch.uint8).numpy().data)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.sums.contributions import Contribution, Lookup
-from sordino.gradients.sums.memory import doubles
 from sordino.gradients.sums.single import Shift, Single
 
 MOST = 2048
@@ -30,12 +29,11 @@ def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
     if isinstance(of, (Single, Shift, Lookup)) and of.narrow_to(out, weight):
         return out
     if (cut := getattr(of, "sliced", None)) is not None:
-        room, flat = doubles(0), out.view(-1)
+        flat = out.view(-1)
         for lo, hi, part in cut():
-            room = doubles(hi - lo) if len(room) < hi - lo else room
-            part.add_to(total := room[: hi - lo].zero_(), weight)
+            part.add_to(total := torch.zeros(hi - lo, dtype=torch.float64), weight)
             flat[lo:hi] = total
         return out
-    total = doubles(*out.shape)
+    total = torch.zeros(out.shape, dtype=torch.float64)
     of.add_to(total, weight)
     return out.copy_(total)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.sums.contributions import CANCELLED, Contribution, Dense, Lookup, Outer
-from sordino.gradients.sums.memory import CACHE_BYTES, blocks, by_record, doubles, squares
+from sordino.gradients.sums.memory import CACHE_BYTES, blocks, by_record, squares
 
 
 class Total:
@@ -51,7 +51,7 @@ class Total:
         found, like = [], self.parts[0].dense(0, 1)
         coordinates = like.numel()
         for lo, hi in blocks(self.records, coordinates, 8):
-            total = doubles(hi - lo, coordinates).to(like.device)
+            total = like.new_zeros((hi - lo, coordinates), dtype=torch.float64)
             for part in self.parts:
                 dense = by_record(part.dense(lo, hi))
                 for first, last in blocks(hi - lo, coordinates, 8, CACHE_BYTES):
