@@ -47,7 +47,7 @@ def by_hooks(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) -
         if len(x) != n:
             return None  # relative positions
         out = out if out.requires_grad else out.requires_grad_()
-        out.register_hook(lambda g: arrived(module, x, g))
+        out.register_hook(lambda g: arrived(module, x, g))  # type: ignore[no-untyped-call]
         return out
 
     def arrived(module: Any, x: Tensor, g: Tensor) -> None:
