@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,22 +222,16 @@ class Convolved:
         self.runs: npt.NDArray[np.int64] | None = None  # as in Outer
 
     def _maps(self) -> Iterator[tuple[int, int, Outer]]:
-        return ((lo, hi, self._map(lo, hi)) for lo, hi in self._ranges())
-
-    def _ranges(self) -> list[tuple[int, int]]:
         """Some records at a time, never of two blocks that are summed in single precision (`runs`)."""
         positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
-        bounds = itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist())
-        parts = ((first, blocks(last - first, positions * inputs, self.g.element_size())) for first, last in bounds)
-        return [(first + lo, first + hi) for first, part in parts for lo, hi in part]
-
-    def _map(self, lo: int, hi: int) -> Outer:
-        positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
-        left = self.g[lo:hi].flatten(3).transpose(2, 3).flatten(1, 2)
-        room = self.g.new_empty(hi - lo, positions, inputs)
-        part = Outer(left, columns(pad(self.a[lo:hi], self.geometry), self.geometry, room))
-        part.runs = None if self.runs is None else np.array([0, hi - lo], np.int64)
-        return part
+        for first, last in itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist()):
+            for lo, hi in blocks(last - first, positions * inputs, self.g.element_size()):
+                here = slice(first + lo, first + hi)
+                left = self.g[here].flatten(3).transpose(2, 3).flatten(1, 2)
+                room = self.g.new_empty(hi - lo, positions, inputs)
+                part = Outer(left, columns(pad(self.a[here], self.geometry), self.geometry, room))
+                part.runs = None if self.runs is None else np.array([0, hi - lo], np.int64)
+                yield first + lo, first + hi, part
 
     def norm2(self) -> Tensor:
         if self.squares is None:
@@ -250,12 +244,6 @@ class Convolved:
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         for lo, hi, part in self._maps():
             part.add_to(total, weight[lo:hi])
-
-    @property
-    def sliced(self) -> Callable[[], Iterator[tuple[int, int, Contribution]]] | None:
-        """As of `Dense`, if the patches of all records fit into memory at once."""
-        found = self._ranges()
-        return self._map(*found[0]).sliced if len(found) == 1 else None
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return per_record(self.g[lo:hi], self.a[lo:hi], self.geometry)

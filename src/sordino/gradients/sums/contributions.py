@@ -41,7 +41,6 @@ KEEP_RATIO = 2.0  # store products of at most this many times the size of the po
 MANY = 32  # positions from which on a record's own product is computed in single precision
 RAISED = 2.0**-7  # the largest relative increase of a squared norm that single-precision inner products may cause
 CANCELLED = 2.0**-12  # of the lengths of positions that are summed one by one: the least value that is used for a norm
-_FEWEST = 96  # outputs in a slice of a sum: the compiled loop takes as many at a time
 _UNIT = 2.0**-24  # the unit roundoff of single precision
 _LARGEST = 2.0**126  # longer sums of positions may overflow in between
 
@@ -196,14 +195,6 @@ class Outer:
             cross(part, left, self.right[lo:hi].reshape(-1, q))
             if part is not whole:
                 whole += part
-
-    def sliced(self) -> Iterator[tuple[int, int, Contribution]]:
-        """As of `Dense`: some outputs at a time."""
-        q = self.right.shape[2]
-        for lo, hi in blocks(self.left.shape[2], q, 8, max(2 * CACHE_BYTES, _FEWEST * q * 8)):
-            part = Outer(self.left[..., lo:hi], self.right)
-            part.runs = self.runs
-            yield lo * q, hi * q, part
 
     def _in_blocks(self) -> bool:
         """May records be summed in single precision, block by block? Not if weight · left could underflow."""

@@ -87,8 +87,6 @@ class Single(Outer):
         else:
             blocked(whole, rows, self.inputs, self.runs, torch.ones(len(self.runs) - 1, dtype=torch.float64))
 
-    sliced = None  # type: ignore[assignment]  # the rows are scaled once
-
     def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
         """See `narrow.narrow_sum`. One block is rounded already, in any order."""
         if self.huge or self.runs is None or len(self.runs) != 2 or self.inputs.dtype != torch.float32:
