@@ -1,10 +1,11 @@
-"""Step time and extra peak memory of the gradient engine and its peers, as ratios to plain PyTorch.
+r"""Step time and extra peak memory of the gradient engine and its peers, as ratios to plain PyTorch.
 
     python benchmarks/engine.py --fresh                                    everything, five rounds: about 45 minutes
     python benchmarks/engine.py                                            continues an interrupted measurement
     python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a quick measurement
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
-    python benchmarks/engine.py --only mlp10 words logistic --engines sordino floor --out benchmarks/results/floor.json
+    python benchmarks/engine.py --only mlp10 words logistic deberta --engines sordino floor \
+        --out benchmarks/results/floor.json
     python benchmarks/engine.py --only mlp10 words                         two of the held-out workloads
     python benchmarks/engine.py --only held-out                            all of them, into results/heldout.json
     python benchmarks/engine.py --only gpt2 --fresh                        measures this one again, keeps the others

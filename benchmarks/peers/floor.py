@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heldout import BagOfWords
 from peers import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, Step
+from peers.hooks import by_hooks
 from sordino.gradients.layers.linear import _with_squares
 from sordino.gradients.sums.memory import keep_freed_memory, scaled, squares
 from sordino.randomness import RandomSource
@@ -26,7 +28,10 @@ Sums = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], None]
 
 
 def by_hand(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) -> Step:
-    """The step of an MLP with one hidden layer, a mean of word vectors under a linear map, or a logistic regression."""
+    """The step of an MLP with one hidden layer, a mean of word vectors under a linear map, or a logistic regression;
+    of any other model with hooks (`peers.hooks`)."""
+    if not isinstance(model, (nn.Linear, nn.Sequential, BagOfWords)):
+        return by_hooks(model, inputs, targets, loss)
     parameters = [p.detach() for p in model.parameters()]
     sums = sums_of(model)
     flat = torch.zeros(sum(p.numel() for p in parameters))

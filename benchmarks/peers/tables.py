@@ -220,7 +220,7 @@ def put(document: Path, begin: str, end: str, table: str) -> None:
 
 
 def floors(results: Mapping[str, Any], clock: str = "wall") -> str:
-    """The time of sordino's step and of the step by hand, divided by plain's."""
+    """Time and memory of sordino's step and of the step by hand, divided by plain's."""
     seconds = {"wall": "seconds", "cpu": "cpu_seconds"}[clock]
     names = [w for w in WORKLOADS if w in results["settings"]["workloads"]]
     rows = [
@@ -229,8 +229,11 @@ def floors(results: Mapping[str, Any], clock: str = "wall") -> str:
             _plain(results, w, seconds, 1e3),
             *(_cell(results, w, e, seconds) for e in ("floor", "sordino")),
             _number(WORKLOADS[w].goal),
+            _plain(results, w, "extra_bytes", 1e-6),
+            *(_cell(results, w, e, "extra_bytes") for e in ("floor", "sordino")),
         ]
         for w in names
     ]
     head = ["workload", "plain, ms", f"by hand, {clock} time ratio", "sordino", "goal"]
+    head += ["plain, MB", "by hand, extra peak memory ratio", "sordino"]
     return environment_line(results) + "\n\n" + _markdown(head, rows)

@@ -115,10 +115,9 @@ def clipped_sum(
     parts = chunks(rows, n, records, size, reduction == "mean")
     narrow = narrow and shards is None and records <= MOST and _all_single(parameters.values())
     for part, made, spare in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
-        gradients = made.gradients
         losses.put(part.index, _as(made.losses[: part.rows] if spare else made.losses, kind))
-        if centre is not None:
-            gradients = centred(gradients, centre, parameters, part.records + spare)
+        many = part.records + spare
+        gradients = made.gradients if centre is None else centred(made.gradients, centre, parameters, many)
         runs = None
         if keys is not None and isinstance(part.ids, slice) and part.records == records:
             runs = stable(keys.numpy())
@@ -278,7 +277,7 @@ def _takes_reduction(loss: Any) -> bool:
 
 
 def add_clipped(
-    gradients: Mapping[str, Contribution],
+    gradients: dict[str, Contribution],
     clipping: Clipping,
     parameters: Mapping[str, Tensor],
     sums: dict[str, Tensor],
@@ -295,14 +294,15 @@ def add_clipped(
     Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
     sum is passed on and not kept. spare: the number of padding gradients at the end, which have weight zero.
     narrow: these are all records, and sums are in single precision. known: squared norms that were computed before.
+    Each gradient is released once it is summed.
     """
     total = records + spare
 
-    def add_weighted(name: str, weight: Tensor) -> None:
+    def add_weighted(name: str, of: Contribution, weight: Tensor) -> None:
         if narrow:
-            sums[name] = narrow_sum(gradients[name], weight, parameters[name])
+            sums[name] = narrow_sum(of, weight, parameters[name])
         else:
-            add(name, functools.partial(gradients[name].add_to, weight=weight))
+            add(name, functools.partial(of.add_to, weight=weight))
 
     def add(name: str, to: Callable[[Tensor], object]) -> None:
         to(_sum(sums, name, parameters[name]))
@@ -336,18 +336,18 @@ def add_clipped(
                 factor[records:] = 0
                 for n in names:
                     if n in gradients:
-                        add_weighted(n, factor)
+                        add_weighted(n, gradients.pop(n), factor)
         return shown, dropped
     factor = clipping.factors(norms)
     if spare:
         factor[records:] = 0
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
-    for name, gradient in gradients.items():
-        size = parameters[name].numel()
+    for name in list(gradients):
+        gradient, size = gradients.pop(name), parameters[name].numel()
         if isinstance(clipping, L1Clip):  # the sum uses exactly the numbers whose norm was computed: parts may cancel
             add(name, lambda total, g=gradient, d=size: add_dense(g, total, factor, d))  # type: ignore[misc]
         elif limit is None:
-            add_weighted(name, factor)
+            add_weighted(name, gradient, factor)
         else:
             add(name, lambda total, g=gradient, d=size: _truncated(g, total, factor, limit, d))  # type: ignore[misc]
     return shown, dropped

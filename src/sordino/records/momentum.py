@@ -26,6 +26,7 @@ from sordino.gradients import ClippedSum, Rows
 from sordino.gradients.checks.assurance import Assurance
 from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
 from sordino.gradients.spectral import advance
+from sordino.gradients.sums.contributions import Contribution as Form
 from sordino.gradients.sums.contributions import Dense
 from sordino.gradients.survey import checked_parameters
 from sordino.plan.contribution import Contribution, InnerMomentum, RecordMomentum
@@ -130,7 +131,8 @@ class RecordMomenta:
             rows = self.fetch(indices, batch.step)
             gradients, values = per_record_gradients(self.model, self.loss, rows, self._assurance)
             with torch.no_grad():
-                moved = {name: Dense(self._moved(name, indices, g, first)) for name, g in gradients.items()}
+                moved: dict[str, Form] = {}
+                moved |= {name: Dense(self._moved(name, indices, g, first)) for name, g in gradients.items()}
                 kind = next(iter(gradients.values())).dtype
                 part: dict[str, Tensor] = {}
                 found, bad = add_clipped(moved, self.clipping, parameters, part, len(indices), kind)

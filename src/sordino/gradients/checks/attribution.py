@@ -18,7 +18,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.checks.interaction import Data, changed, generator_of, in_double_of, losses_of, typical, wide
+from sordino.gradients.checks.interaction import (
+    Data,
+    changed,
+    generator_of,
+    in_double_of,
+    in_numpy,
+    losses_of,
+    typical,
+    wide,
+)
 from sordino.gradients.checks.neutral import Neutral
 from sordino.gradients.layers.convolution import Convolved
 from sordino.gradients.measure import NotFinite
@@ -27,7 +36,7 @@ from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading
 from sordino.gradients.state.kept import put_back
 from sordino.gradients.sums.contributions import Contribution, Outer
-from sordino.gradients.sums.memory import give_back_freed_memory
+from sordino.gradients.sums.memory import give_back_freed_memory, lengths
 from sordino.gradients.sums.narrow import narrow_sum
 from sordino.gradients.sums.runs import RUN
 from sordino.gradients.sums.totals import keep
@@ -72,7 +81,7 @@ def summed(setup: Setup, made: Found, rows: int) -> Summed | None:
     with torch.no_grad():
         made.squares.update({name: g.norm2() for name, g in made.gradients.items()})
         found = Summed(_random_weights(setup, rows), {}, {n: t.double() for n, t in made.squares.items()})
-        if not bool((torch.isfinite(found.total) & torch.isfinite(made.losses)).all()):
+        if not all(np.isfinite(in_numpy(t)).all() for t in (found.total, made.losses)):
             return None
         runs = np.append(np.arange(0, rows, RUN), rows) if rows > RUN else None
         for name, of in made.gradients.items():
@@ -147,8 +156,9 @@ def _relative(gap: Gap | None) -> float:
 
 def _random_weights(setup: Setup, rows: int) -> Tensor:
     with _disable_current_modes():  # the model's random numbers are replaced, these must not be
-        weight = 0.5 + torch.rand(rows, generator=generator_of(2))
-        return torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
+        weight = 0.5 + torch.rand(rows, generator=generator_of(2)).numpy()
+        positive = torch.rand(rows, generator=generator_of(3)).numpy() < 0.5
+        return torch.from_numpy(np.where(positive, weight, -weight)).to(setup.device)
 
 
 def _attribution_gap(setup: Setup, data: Data, rows: int) -> Gap | None:
@@ -174,15 +184,15 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> Gap | None:
 
 
 def _largest_gap(of: Summed, differences: list[tuple[str, float]]) -> Gap:
-    squared, total = of.weight.double().square(), of.total
-    scale = float((squared * total).sum().sqrt())
+    squared, total = in_numpy(of.weight) ** 2, of.total
+    scale = float(np.sqrt((squared * in_numpy(total)).sum()))
     worst = ("", 0.0)
     for name, difference in differences:
-        own = float((squared * of.squares[name]).sum().sqrt()) if name in of.squares else 0.0
+        own = float(np.sqrt((squared * in_numpy(of.squares[name])).sum())) if name in of.squares else 0.0
         size = own + 1e-4 * scale
         if difference and (not size or difference / size > worst[1]):
             worst = name, difference / size if size else float("inf")
-    return Gap(*worst, total.sqrt())
+    return Gap(*worst, lengths([total])[0])
 
 
 def _weighted(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:

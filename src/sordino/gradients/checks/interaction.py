@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
@@ -215,20 +216,27 @@ def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:
 def _apart(found: Tensor, base: Tensor, typical: float) -> float:
     """The largest difference between two vectors of losses, relative to the row's own loss or to a typical one, if that
     is larger; infinite if only one is finite."""
-    a, b = found.double(), base.double()
-    if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
+    a, b = in_numpy(found), in_numpy(base)
+    finite = np.isfinite(b)
+    if (np.isfinite(a) != finite).any():
         return float("inf")
-    gap = (a - b).nan_to_num(0, 0, 0).abs() / b.abs().nan_to_num(1, 1, 1).clamp_min(max(typical, 1e-12))
-    return float(gap.max()) if len(gap) else 0.0
+    with np.errstate(over="ignore"):
+        gap = np.abs(a[finite] - b[finite]) / np.maximum(np.abs(b[finite]), max(typical, 1e-12))
+    return float(gap.max(initial=0.0))
+
+
+def in_numpy(t: Tensor) -> Any:
+    """In double precision. torch's functions on a few numbers load megabytes of code into the first step."""
+    return t.detach().double().cpu().numpy()
 
 
 def typical(base: Tensor) -> float:
     """A loss of which a quarter are at least as large, so that a few records with large losses hide no difference of
     the others; not less than SMALL, where single precision rounds, unless all losses are smaller."""
-    finite = base[torch.isfinite(base)].abs().double()
-    if not len(finite):
+    values = in_numpy(base)
+    ordered = np.sort(np.abs(values[np.isfinite(values)]))
+    if not len(ordered):
         return 1.0
-    ordered = finite.sort().values
     return max(float(ordered[(3 * len(ordered) - 3) // 4]), min(float(ordered[-1]), SMALL))
 
 

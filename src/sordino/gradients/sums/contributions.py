@@ -10,7 +10,7 @@ and the norm that the form returns is at most 2⁻¹⁶ (relative) below the nor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,6 +88,12 @@ class Dense:
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         gather(total.view(-1), by_record(self.gradient), weight)
+
+    def sliced(self) -> Iterator[tuple[int, int, Contribution]]:
+        """Ranges of coordinates, whose sums in double precision take little memory, and the gradients there."""
+        flat = by_record(self.gradient)
+        for lo, hi in blocks(flat.shape[1], 1, 8, CACHE_BYTES):
+            yield lo, hi, Dense(flat[:, lo:hi])
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.gradient[lo:hi]

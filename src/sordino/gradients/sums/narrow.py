@@ -2,7 +2,7 @@
 
 A sum in double precision needs twice the memory of the parameters, newly allocated in every step, and the released
 value half as much again. Over few records the sum may be rounded before its release (docs/guarantees/noise.md, section
-6, theorem 2): one parameter after the other, and for tables one row after the other.
+6, theorem 2): one parameter after the other, slice by slice, and for tables one row after the other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
     """
     out = torch.empty(parameter.shape, dtype=torch.float32)
     if isinstance(of, (Single, Shift, Lookup)) and of.narrow_to(out, weight):
+        return out
+    if (cut := getattr(of, "sliced", None)) is not None:
+        flat = out.view(-1)
+        for lo, hi, part in cut():
+            part.add_to(total := torch.zeros(hi - lo, dtype=torch.float64), weight)
+            flat[lo:hi] = total
         return out
     total = torch.zeros(out.shape, dtype=torch.float64)
     of.add_to(total, weight)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.sums.contributions import CANCELLED, Contribution, Dense, Lookup, Outer
-from sordino.gradients.sums.memory import blocks, by_record, squares
+from sordino.gradients.sums.memory import CACHE_BYTES, blocks, by_record, squares
 
 
 class Total:
@@ -46,10 +46,17 @@ class Total:
         return total
 
     def _dense_norm2(self) -> Tensor:
-        """Makes each part dense once; with inner products it would be made dense once for every other part."""
-        found = []
-        for lo, hi in blocks(self.records, self.parts[0].dense(0, 1).numel(), 8):
-            found.append(squares(sum((by_record(part.dense(lo, hi)).double() for part in self.parts), torch.zeros(()))))
+        """Makes each part dense once; with inner products it would be made dense once for every other part. The parts
+        are added in one piece of memory, some records at a time: a copy of each in double precision was new memory."""
+        found, like = [], self.parts[0].dense(0, 1)
+        coordinates = like.numel()
+        for lo, hi in blocks(self.records, coordinates, 8):
+            total = like.new_zeros((hi - lo, coordinates), dtype=torch.float64)
+            for part in self.parts:
+                dense = by_record(part.dense(lo, hi))
+                for first, last in blocks(hi - lo, coordinates, 8, CACHE_BYTES):
+                    total[first:last] += dense[first:last]
+            found.append(squares(total))
         return torch.cat(found)
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
