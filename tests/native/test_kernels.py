@@ -469,3 +469,37 @@ def test_a_step_of_an_lstm_is_torchs_up_to_single_precision(hidden: int) -> None
         rows = torch.isfinite(want.flatten(1)).all(1)
         assert torch.allclose(found[rows].double(), want[rows], rtol=1e-5, atol=1e-5)
         assert not bool(torch.isfinite(found[2].flatten()).all())
+
+
+@needs_compiler
+@pytest.mark.parametrize(("outputs", "inputs"), [(25, 1), (96, 31), (97, 129), (130, 300), (193, 33)])
+@pytest.mark.parametrize("each", [1, 4, 40, 200])
+def test_sums_of_blocks_at_the_edges_of_tiles_of_records_and_of_blocks(outputs: int, inputs: int, each: int) -> None:
+    """Rows outside of the blocks and those of a block of weight zero (here NaN) are not read."""
+    generator = np.random.default_rng(outputs + each)
+    left, right = (generator.standard_normal((640, size)).astype(np.float32) for size in (outputs, inputs))
+    bounds, weights = np.array([40, 240, 400, 400, 600]), np.array([0.5, 0.0, 7.0, -1.5])
+    left[:40] = right[600:] = left[240:400] = np.nan
+    total, narrow = np.ones((outputs, inputs)), np.full((outputs, inputs), np.nan, np.float32)
+    places = (left.ctypes.data, outputs), (right.ctypes.data, inputs)
+    whole = np.zeros_like(total)
+    assert LIBRARY is not None
+    for to, rounded in ((total, False), (whole, False), (narrow, True)):
+        LIBRARY.blocked(*places, to.shape, bounds, weights, to.ctypes.data, each, rounded)
+    kept = [(40, 240, 0.5), (400, 600, -1.5)]
+    expected = sum(w * left[lo:hi].astype(float).T @ right[lo:hi].astype(float) for lo, hi, w in kept)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(total, whole + 1)
+    np.testing.assert_array_equal(narrow, whole.astype(np.float32))
+
+
+@needs_compiler
+def test_rows_of_a_record_are_summed_before_those_of_other_records() -> None:
+    """1 and −1 cancel within each record, so the small numbers are not lost, as they would be in one long sum."""
+    records, each, small = 4, 3, np.float32(2.0**-30)
+    left = np.tile(np.array([[2.0**10], [-(2.0**10)], [small]], np.float32), (records, 32))
+    right, total = np.ones((records * each, 32), np.float32), np.zeros((32, 32))
+    places, bounds = ((left.ctypes.data, 32), (right.ctypes.data, 32)), np.array([0, records * each])
+    assert LIBRARY is not None
+    LIBRARY.blocked(*places, total.shape, bounds, np.ones(1), total.ctypes.data, each)
+    np.testing.assert_array_equal(total, np.full((32, 32), records * float(small)))

@@ -430,61 +430,64 @@ SCATTERED(scattered_f64, double)
 
 /* total (p, q) += the sum over blocks b of weights[b] times the sum over the block's rows k of the outer product of
  * left_k (p) and right_k (q). Block b consists of the rows bounds[b] <= k < bounds[b + 1]. Within a block, sums are
- * in single precision; for p > SLIM over at most DEEP rows at a time. They are added to the total in double
- * precision, so that the rounding error of a block does not depend on the other blocks. The loops go over tiles of
- * the total that stay in the cache. sizes: the number of blocks, p, q, the strides of left and right, and the
- * number of rows of a block that belong to one record: for p > SLIM these rows are summed first. room: memory for
- * `blocked_room()` floats. */
-enum { DOWN = 6, ACROSS = 16, HIGH = 96, BROAD = 128, DEEP = 128 };
+ * in single precision; for p > SLIM over at most DEEP rows at a time. They are added up in double precision, so that
+ * the rounding error of a block does not depend on the other blocks. The loops go over tiles of the total that stay in
+ * the cache. sizes: the number of blocks, p, q, the strides of left and right, and the number of rows of a block that
+ * belong to one record: for p > SLIM these rows are summed first. room: memory for `blocked_room()` floats. If p > SLIM
+ * the result may be `narrow` instead: the sum over all blocks, rounded once to single precision. */
+enum { DOWN = 6, HIGH = 96, BROAD = 128, DEEP = 128 };
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
-typedef float Half __attribute__((vector_size(16), may_alias));
-typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
+typedef float Sixteen __attribute__((vector_size(64), aligned(4), may_alias));
+typedef double Four64 __attribute__((vector_size(32), aligned(8), may_alias));
+typedef double Eight64 __attribute__((vector_size(64), aligned(8), may_alias));
 
-/* One tile: to (down, across) += weight times the sum over `depth` rows, in groups of `each`, of left (DOWN
- * columns) and right (ACROSS columns), which were laid out by `panels`. */
-INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, int64_t each, double weight,
-                 double *restrict to, int64_t stride, int64_t down, int64_t across) {
-    for (int64_t r = 0; r < down; r++)
-        __builtin_prefetch(to + r * stride, 1), __builtin_prefetch(to + r * stride + 8, 1);
-    Eight sum[DOWN][2];
-    _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] = sum[r][1] = (Eight){0};
-    for (int64_t k = 0; k < depth;) {
-        const int64_t end = k + each < depth ? k + each : depth;
-        Eight part[DOWN][2];
-        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) part[r][0] = part[r][1] = (Eight){0};
-        for (; k < end; k++) {
-            const Eight a = *(const Eight *)(right + k * ACROSS), b = *(const Eight *)(right + k * ACROSS + 8);
-            _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) {
-                part[r][0] += a * left[k * DOWN + r];
-                part[r][1] += b * left[k * DOWN + r];
-            }
-        }
-        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] += part[r][0], sum[r][1] += part[r][1];
+/* One tile: to (DOWN, two vectors), in lines of BROAD numbers, += weight times the sum over `depth` rows, in groups of
+ * `each`, of left (DOWN columns) and right (two vectors of columns), which were laid out by `panels`. HALF and WIDER
+ * are vectors of half as many numbers as VECTOR has, in single and in double precision. */
+#define TILE(NAME, VECTOR, HALF, WIDER)                                                                                \
+    INLINE void NAME(const float *restrict left, const float *restrict right, int64_t depth, int64_t each,             \
+                     double weight, double *restrict to) {                                                             \
+        enum { LANES = sizeof(VECTOR) / sizeof(float), HALVES = LANES / 2 };                                           \
+        VECTOR sum[DOWN][2];                                                                                           \
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] = sum[r][1] = (VECTOR){0};                    \
+        for (int64_t k = 0; k < depth;) {                                                                              \
+            const int64_t end = k + each < depth ? k + each : depth;                                                   \
+            VECTOR part[DOWN][2], a = *(const VECTOR *)(right + k * 2 * LANES), b = *(const VECTOR *)(right + (k * 2 + 1) * LANES);\
+            _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) {                                                   \
+                part[r][0] = a * left[k * DOWN + r];                                                                   \
+                part[r][1] = b * left[k * DOWN + r];                                                                   \
+            }                                                                                                          \
+            for (k++; k < end; k++) {                                                                                  \
+                a = *(const VECTOR *)(right + k * 2 * LANES), b = *(const VECTOR *)(right + (k * 2 + 1) * LANES);      \
+                _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) {                                               \
+                    part[r][0] += a * left[k * DOWN + r];                                                              \
+                    part[r][1] += b * left[k * DOWN + r];                                                              \
+                }                                                                                                      \
+            }                                                                                                          \
+            _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] += part[r][0], sum[r][1] += part[r][1];   \
+        }                                                                                                              \
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++)                                                         \
+            _Pragma("GCC unroll 4") for (int part = 0; part < 4; part++) {                                             \
+                HALF half;                                                                                             \
+                memcpy(&half, (const float *)&sum[r][part / 2] + part % 2 * HALVES, sizeof half);                      \
+                *(WIDER *)(to + r * BROAD + HALVES * part) += weight * __builtin_convertvector(half, WIDER);           \
+            }                                                                                                          \
     }
-    if (down == DOWN && across == ACROSS) {
-        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++)
-            _Pragma("GCC unroll 4") for (int part = 0; part < 4; part++) {
-                Half half;
-                memcpy(&half, (const float *)&sum[r][part / 2] + part % 2 * 4, sizeof half);
-                *(Four *)(to + r * stride + 4 * part) += weight * __builtin_convertvector(half, Four);
-            }
-        return;
-    }
-    float flat[DOWN][ACROSS];
-    memcpy(flat, sum, sizeof flat);
-    for (int r = 0; r < down; r++)
-        for (int j = 0; j < across; j++) to[r * stride + j] += weight * (double)flat[r][j];
-}
+
+TILE(tile_256, Eight, Four, Four64)
+TILE(tile_512, Sixteen, Eight, Eight64)
 
 /* Copies (rows, columns) with the given stride into consecutive panels of `width` columns; the last one is padded with
  * zeros. */
 INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int64_t columns, int64_t width,
                    float *restrict to) {
-    for (int64_t j = 0; j < columns; j += width, to += rows * width)
-        for (int64_t k = 0; k < rows; k++)
-            if (j + width <= columns) memcpy(to + k * width, from + k * stride + j, width * sizeof(float));
-            else
-                for (int64_t c = 0; c < width; c++) to[k * width + c] = j + c < columns ? from[k * stride + j + c] : 0;
+    const int64_t whole = columns / width * width;
+    for (int64_t k = 0; k < rows; k++, from += stride, to += width) {
+        for (int64_t j = 0; j < whole; j += width) memcpy(to + j * rows, from + j, width * sizeof(float));
+        if (whole < columns)
+            for (int64_t c = 0; c < width; c++) to[whole * rows + c] = whole + c < columns ? from[whole + c] : 0;
+    }
 }
 
 /* One block if left has few columns (p <= SLIM). The rows of right are not copied: four rows at a time are read, in
@@ -535,44 +538,73 @@ INLINE void strips(const float *restrict left, const float *restrict right, cons
     }
 }
 
-/* total (high, broad) += weights[b] times the sum of block b, for all blocks; rows of the total from y on, columns
- * from x on. */
-INLINE void tiles(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
-                  const int64_t *restrict bounds, const double *restrict weights, float *restrict room, int64_t y,
-                  int64_t high, int64_t x, int64_t broad, double *restrict total, int64_t stride) {
-    const int64_t blocks = sizes[0], left_stride = sizes[3], right_stride = sizes[4], each = sizes[5];
-    const int64_t deep = each < DEEP ? DEEP / each * each : DEEP;
-    float *lefts = room, *rights = room + HIGH * DEEP;
-    for (int64_t b = 0; b < blocks; b++) {
-        if (weights[b] == 0) continue;
-        for (int64_t k = bounds[b]; k < bounds[b + 1]; k += deep) {
-            const int64_t depth = k + deep < bounds[b + 1] ? deep : bounds[b + 1] - k;
-            panels(left + k * left_stride + y, left_stride, depth, high, DOWN, lefts);
-            panels(right + k * right_stride + x, right_stride, depth, broad, ACROSS, rights);
-            for (int64_t j = 0; j < broad; j += ACROSS)
-                for (int64_t i = 0; i < high; i += DOWN)
-                    tile(lefts + i * depth, rights + j * depth, depth, each, weights[b], total + i * stride + j, stride,
-                         high - i < DOWN ? high - i : DOWN, broad - j < ACROSS ? broad - j : ACROSS);
-        }
+/* `blocked_f32` for p > SLIM, with tiles of ACROSS columns. Left is laid out once, right once for BROAD columns. */
+#define TILED(NAME, TARGET, TILE, ACROSS)                                                                              \
+    TARGET static void NAME(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,    \
+                            const int64_t *restrict bounds, const double *restrict weights, float *restrict room,      \
+                            double *restrict total, float *restrict narrow) {                                          \
+        const int64_t blocks = sizes[0], p = sizes[1], q = sizes[2], each = sizes[5];                                  \
+        const int64_t deep = each < DEEP ? DEEP / each * each : DEEP, lines = (p + DOWN - 1) / DOWN * DOWN;            \
+        double *sums = (double *)room;                                                                                 \
+        float *rights = (float *)(sums + HIGH * BROAD), *lefts = rights + BROAD * (bounds[blocks] - bounds[0]);        \
+        for (int64_t x = 0; x < q; x += BROAD) {                                                                       \
+            const int64_t broad = x + BROAD < q ? BROAD : q - x;                                                       \
+            for (int64_t y = 0; y < p; y += HIGH) {                                                                    \
+                const int64_t high = y + HIGH < p ? HIGH : p - y;                                                      \
+                memset(sums, 0, HIGH * BROAD * sizeof *sums);                                                          \
+                for (int64_t b = 0; b < blocks; b++)                                                                   \
+                    for (int64_t k = bounds[b]; k < bounds[b + 1] && weights[b] != 0; k += deep) {                     \
+                        const int64_t depth = k + deep < bounds[b + 1] ? deep : bounds[b + 1] - k;                     \
+                        float *restrict here = lefts + (k - bounds[0]) * lines, *restrict there;                       \
+                        there = rights + (k - bounds[0]) * BROAD;                                                      \
+                        if (x == 0 && y == 0) panels(left + k * sizes[3], sizes[3], depth, p, DOWN, here);             \
+                        if (y == 0) panels(right + k * sizes[4] + x, sizes[4], depth, broad, ACROSS, there);           \
+                        for (int64_t j = 0; j < broad; j += ACROSS)                                                    \
+                            for (int64_t i = 0; i < high; i += DOWN)                                                   \
+                                TILE(here + (y + i) * depth, there + j * depth, depth, each, weights[b],               \
+                                     sums + i * BROAD + j);                                                            \
+                    }                                                                                                  \
+                for (int64_t i = 0; i < high; i++)                                                                     \
+                    for (int64_t j = 0; j < broad; j++)                                                                \
+                        if (narrow) narrow[(y + i) * q + x + j] = (float)sums[i * BROAD + j];                          \
+                        else total[(y + i) * q + x + j] += sums[i * BROAD + j];                                        \
+            }                                                                                                          \
+        }                                                                                                              \
     }
+
+TILED(tiled_256, WIDE, tile_256, 16)
+#if defined(WIDE_CLONES)
+TILED(tiled_512, __attribute__((target("arch=x86-64-v4"))), tile_512, 32)
+#endif
+
+WIDE static void stripped(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
+                          const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
+                          double *restrict total) {
+    const int64_t q = sizes[2], wide = sizes[1] == 1 ? LONG : STRIP;
+    for (int64_t x = 0; x < q; x += wide)
+        strips(left, right, sizes, bounds, weights, room, x, x + wide < q ? wide : q - x, total + x, q);
 }
 
-WIDE void blocked_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
-                      const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
-                      double *restrict total) {
-    const int64_t p = sizes[1], q = sizes[2];
-    const int64_t wide = p == 1 ? LONG : STRIP;
-    if (p <= SLIM)
-        for (int64_t x = 0; x < q; x += wide)
-            strips(left, right, sizes, bounds, weights, room, x, x + wide < q ? wide : q - x, total + x, q);
-    else
-        for (int64_t x = 0; x < q; x += BROAD)
-            for (int64_t y = 0; y < p; y += HIGH)
-                tiles(left, right, sizes, bounds, weights, room, y, y + HIGH < p ? HIGH : p - y, x,
-                      x + BROAD < q ? BROAD : q - x, total + y * q + x, q);
+void blocked_f32(const float *left, const float *right, const int64_t *sizes, const int64_t *bounds,
+                 const double *weights, float *room, double *total, float *narrow) {
+    if (sizes[1] <= SLIM) {
+        stripped(left, right, sizes, bounds, weights, room, total);
+        return;
+    }
+#if defined(WIDE_CLONES)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd")) {
+        tiled_512(left, right, sizes, bounds, weights, room, total, narrow);
+        return;
+    }
+#endif
+    tiled_256(left, right, sizes, bounds, weights, room, total, narrow);
 }
 
-int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP, LONG */
+/* The floats that `blocked_f32` needs as room, for this number of rows in all blocks. */
+int64_t blocked_room(int64_t rows, int64_t p) {
+    return p > SLIM ? 2 * HIGH * BROAD + rows * (BROAD + p + DOWN) : LONG > SLIM * STRIP ? LONG : SLIM * STRIP;
+}
 
 /* e^x for x in [-87, 80]: 2^n e^r with |r| <= ln(2)/2 and the Taylor series of e^r. The caller keeps x in this
  * range; x must not be NaN. */

@@ -169,8 +169,8 @@ class Kernels:
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
         self._merged = function("merged_f32", c_int64, *pointers, c_int64, c_int64, *pointers, c_void_p)
         self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
-        self._blocked = function("blocked_f32", None, *[c_void_p] * 7)
-        self._room = function("blocked_room", c_int64)()
+        self._blocked = function("blocked_f32", None, *[c_void_p] * 8)
+        self._room = function("blocked_room", c_int64, c_int64, c_int64)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
         self.few_outputs = functions("few_outputs_*", None, *dots)
@@ -210,17 +210,26 @@ class Kernels:
         return bool(self._key_stream(key, first, words.nbytes, words.ctypes.data))
 
     def blocked(
-        self, left: Pair, right: Pair, shape: Pair, bounds: Array, weights: Array, total: int, each: int = EVERY
+        self,
+        left: Pair,
+        right: Pair,
+        shape: Pair,
+        bounds: Array,
+        weights: Array,
+        total: int,
+        each: int = EVERY,
+        narrow: bool = False,
     ) -> None:
         """total (p, q) += Σ_b weights_b · Σ_k left_k ⊗ right_k over the rows bounds_b ≤ k < bounds_(b+1), in float32.
 
         left and right: address and stride of the rows. Blocks are summed in double precision. each: this many rows of a
-        block belong to one record and are summed first; only for p > FEW_OUTPUTS.
+        block belong to one record and are summed first; only for p > FEW_OUTPUTS. narrow: the total is in float32 and
+        is replaced by the sum over the blocks, rounded once; only for p > FEW_OUTPUTS.
         """
         sizes = array("q", [len(weights), *shape, left[1], right[1], each])
-        room = np.empty(self._room, np.float32)
+        room = np.empty(self._room(int(bounds[-1] - bounds[0]), shape[0]), np.float32)
         tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
-        self._blocked(left[0], right[0], *tables, total)
+        self._blocked(left[0], right[0], *tables, *((0, total) if narrow else (total, 0)))
 
     def merged(self, rows: int, at: int, shape: Sequence[int], size: int, skip: int, found: Sequence[int]) -> int:
         """Sums the rows (m, S, d) of each record and place: values, places and owners go to the addresses `found`.

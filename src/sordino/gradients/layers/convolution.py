@@ -221,17 +221,27 @@ class Convolved:
         self.squares: Tensor | None = None
         self.runs: npt.NDArray[np.int64] | None = None  # as in Outer
 
-    def _maps(self) -> Iterator[tuple[int, int, Outer]]:
+    def _ranges(self) -> list[tuple[int, int]]:
         """Some records at a time, never of two blocks that are summed in single precision (`runs`)."""
-        positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
-        for first, last in itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist()):
-            for lo, hi in blocks(last - first, positions * inputs, self.g.element_size()):
-                here = slice(first + lo, first + hi)
-                left = self.g[here].flatten(3).transpose(2, 3).flatten(1, 2)
-                room = self.g.new_empty(hi - lo, positions, inputs)
-                part = Outer(left, columns(pad(self.a[here], self.geometry), self.geometry, room))
-                part.runs = None if self.runs is None else np.array([0, hi - lo], np.int64)
-                yield first + lo, first + hi, part
+        bounds = [0, self.records] if self.runs is None else self.runs.tolist()
+        size, width = self.g[0].numel() // self.geometry.weight[0] * self._inputs, self.g.element_size()
+        parts = [(first, blocks(last - first, size, width)) for first, last in itertools.pairwise(bounds)]
+        return [(first + lo, first + hi) for first, part in parts for lo, hi in part]
+
+    @property
+    def _inputs(self) -> int:
+        return math.prod(self.geometry.weight[1:])
+
+    def _map(self, lo: int, hi: int) -> Outer:
+        left = self.g[lo:hi].flatten(3).transpose(2, 3).flatten(1, 2)
+        room = self.g.new_empty(hi - lo, left.shape[1], self._inputs)
+        part = Outer(left, columns(pad(self.a[lo:hi], self.geometry), self.geometry, room))
+        part.runs = None if self.runs is None else np.array([0, hi - lo], np.int64)
+        return part
+
+    def _maps(self) -> Iterator[tuple[int, int, Outer]]:
+        for lo, hi in self._ranges():
+            yield lo, hi, self._map(lo, hi)
 
     def norm2(self) -> Tensor:
         if self.squares is None:
@@ -244,6 +254,11 @@ class Convolved:
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         for lo, hi, part in self._maps():
             part.add_to(total, weight[lo:hi])
+
+    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
+        """See `narrow.narrow_sum`."""
+        ranges = self._ranges()
+        return len(ranges) == 1 and self._map(*ranges[0]).narrow_to(total, weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return per_record(self.g[lo:hi], self.a[lo:hi], self.geometry)

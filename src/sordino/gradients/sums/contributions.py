@@ -23,6 +23,7 @@ from sordino.gradients.sums.memory import (
     CACHE_BYTES,
     DEEPEST,
     blocked,
+    blocked_narrow,
     blocks,
     by_record,
     cross,
@@ -43,6 +44,7 @@ RAISED = 2.0**-7  # the largest relative increase of a squared norm that single-
 CANCELLED = 2.0**-12  # of the lengths of positions that are summed one by one: the least value that is used for a norm
 _UNIT = 2.0**-24  # the unit roundoff of single precision
 _LARGEST = 2.0**126  # longer sums of positions may overflow in between
+Parts = tuple[Tensor, Tensor, npt.NDArray[np.int64], Tensor, int]  # as in `memory.blocked`
 
 
 class Contribution(Protocol):
@@ -118,6 +120,9 @@ class Outer:
     be summed in single precision (`runs.stable`); None if there are none.
     """
 
+    _squares: Tensor | None = None  # squared norms of the rows of `right`
+    _lengths: Tensor | None = None  # see `lengths`
+
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self.left, self.right = left, right
         self.records = left.shape[0]
@@ -166,9 +171,12 @@ class Outer:
 
     def lengths(self) -> Tensor:
         """(records,) Σ_s ‖l_s‖·‖r_s‖ in double precision, rounded up."""
-        m, s, p = self.left.shape
-        flat = squares(self.right.reshape(m * s, -1), squares(self.left.reshape(m * s, p)))
-        return flat.sqrt().view(m, s).sum(1) * (1 + 2.0**-15)
+        if self._lengths is None:
+            m, s, p = self.left.shape
+            self._squares = squares(self.right.reshape(m * s, -1))
+            flat = squares(self.left.reshape(m * s, p)) * self._squares
+            self._lengths = flat.sqrt().view(m, s).sum(1) * (1 + 2.0**-15)
+        return self._lengths
 
     def slack(self) -> Tensor | float:
         """The rounding error of a sum of S products in any order, with rows that may be rounded, counted twice: `dense`
@@ -182,12 +190,8 @@ class Outer:
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         (m, s, p), q = self.left.shape, self.right.shape[2]
         whole = total.view(p, q)
-        if self._in_blocks():
-            blocked(whole, *self._blocks(weight), s)
-            return
-        if self._by_record():
-            bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
-            blocked(whole, self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight)
+        if (parts := self._parts(weight)) is not None:
+            blocked(whole, *parts)
             return
         for lo, hi in blocks(m, s, 1, DEEPEST):  # some positions at a time: each sum has fewer roundings
             left = (self.left[lo:hi].double() * weight[lo:hi, None, None]).flatten(0, 1)
@@ -196,19 +200,30 @@ class Outer:
             if part is not whole:
                 whole += part
 
+    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
+        """See `narrow.narrow_sum`. The same sum as in `add_to`, rounded where it is computed."""
+        if self.left.shape[2] <= FEW_OUTPUTS or (parts := self._parts(weight)) is None:
+            return False
+        return blocked_narrow(total.view(self.left.shape[2], self.right.shape[2]), *parts)
+
+    def _parts(self, weight: Tensor) -> Parts | None:
+        """The sum as one of `blocked`; None if it is to be computed in double precision."""
+        (m, s, p), q = self.left.shape, self.right.shape[2]
+        right = self.right.reshape(m * s, q)
+        if self._in_blocks():
+            assert self.runs is not None
+            left = scaled(self.left.reshape(m * s, p), weight.repeat_interleave(s))[0]
+            return left, right, self.runs * s, torch.ones(len(self.runs) - 1, dtype=torch.float64), s
+        if self._by_record():
+            return self.left.reshape(m * s, p), right, np.arange(0, (m + 1) * s, s, dtype=np.int64), weight, s
+        return None
+
     def _in_blocks(self) -> bool:
         """May records be summed in single precision, block by block? Not if weight · left could underflow."""
         (_, s, p), right = self.left.shape, self.right
         if self.runs is None or s < 2 or p <= FEW_OUTPUTS or self.left.dtype != torch.float32:
             return False
-        return not too_long(squares(right.reshape(-1, right.shape[2])))
-
-    def _blocks(self, weight: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64], Tensor]:
-        """weight_i · left, right, the bounds of the blocks among their rows, and a factor of one for each block."""
-        assert self.runs is not None
-        (m, s, p), q = self.left.shape, self.right.shape[2]
-        left = scaled(self.left.reshape(m * s, p), weight.repeat_interleave(s))[0]
-        return left, self.right.reshape(m * s, q), self.runs * s, torch.ones(len(self.runs) - 1, dtype=torch.float64)
+        return not too_long(squares(right.reshape(-1, right.shape[2])) if self._squares is None else self._squares)
 
     def keep(self) -> None:
         """See `totals.keep`."""
@@ -220,6 +235,7 @@ class Outer:
 
     def drop(self, bad: Tensor) -> None:
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
+        self._squares = self._lengths = None
 
 
 def outer(left: Tensor, right: Tensor) -> Contribution:

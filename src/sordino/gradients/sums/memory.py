@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.native.kernels import EVERY, compiled, readable
+from sordino.native.kernels import EVERY, Kernels, compiled, readable
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
@@ -226,14 +226,34 @@ def blocked(
     weight zero are skipped. total (p, q), contiguous, left (n, p), right (n, q). each: this many rows of a block
     belong to one record and are summed first.
     """
-    kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
-    if kernels is not None and left.stride(1) == right.stride(1) == 1 and readable(weight):
+    if (kernels := _for_blocks(left, right, weight)) is not None:
         places = (left.data_ptr(), left.stride(0)), (right.data_ptr(), right.stride(0))
         kernels.blocked(*places, (total.shape[0], total.shape[1]), bounds, weight.numpy(), total.data_ptr(), each)
         return
     for b, (lo, hi) in enumerate(itertools.pairwise(bounds.tolist())):
         for k in range(lo, hi, each) if float(weight[b]) != 0 else ():
             total.add_(left[k : min(k + each, hi)].mT @ right[k : min(k + each, hi)], alpha=float(weight[b]))
+
+
+def blocked_narrow(
+    total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor, each: int
+) -> bool:
+    """total ← the sum of `blocked` on zeros, rounded once to single precision; False without the compiled loop. For
+    more than FEW_OUTPUTS columns of ``left``."""
+    kernels = _for_blocks(left, right, weight)
+    if kernels is None or total.dtype != torch.float32 or not readable(total):
+        return False
+    places = (left.data_ptr(), left.stride(0)), (right.data_ptr(), right.stride(0))
+    shape = total.shape[0], total.shape[1]
+    kernels.blocked(*places, shape, bounds, weight.numpy(), total.data_ptr(), each, narrow=True)
+    return True
+
+
+def _for_blocks(left: Tensor, right: Tensor, weight: Tensor) -> Kernels | None:
+    """The compiled loops if they can read these."""
+    if not left.dtype == right.dtype == torch.float32 or not all(map(readable, (left, right, weight))):
+        return None
+    return compiled() if left.stride(1) == right.stride(1) == 1 else None
 
 
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:

@@ -104,6 +104,7 @@ class Single(Outer):
     def drop(self, bad: Tensor) -> None:
         self.shared.drop(bad)
         self.inputs = masked(self.inputs, bad)
+        self._squares = self._lengths = None
 
 
 class Shift(Dense):

@@ -10,10 +10,13 @@ from torch import Tensor
 from sordino.gradients.sums.contributions import CANCELLED, Contribution, Dense, Lookup, Outer
 from sordino.gradients.sums.memory import CACHE_BYTES, blocks, by_record, squares
 
+ADDED_BYTES = 32 << 20  # gradients of all records that are added up and kept
+
 
 class Total:
     """The sum of several contributions to the same parameter (tied weights, modules called more than once,
-    past iterates). Norms need the cross terms between the parts."""
+    past iterates). Norms need the cross terms between the parts, or the gradients themselves: if these are small, the
+    parts are added up, and what is added to a sum later is the vector whose norm was computed."""
 
     def __init__(self, parts: Sequence[Contribution], orthogonal: bool = False) -> None:
         """orthogonal: the parts have no coordinate in common, so there are no cross terms."""
@@ -23,6 +26,8 @@ class Total:
     def norm2(self) -> Tensor:
         if self.orthogonal:
             return torch.stack([part.norm2() for part in self.parts]).sum(0)
+        if self._added():
+            return self.parts[0].norm2()
         squared = torch.stack([part.norm2() for part in self.parts])
         lengths = squared.sqrt().sum(0)
         kinds = [_kind(part) for part in self.parts if isinstance(part, (Outer, Lookup))]
@@ -38,6 +43,24 @@ class Total:
         else:
             norm = self._dense_norm2().sqrt()
         return torch.maximum(norm + self.slack(), CANCELLED * lengths).square()
+
+    def _added(self) -> bool:
+        """Replaces the parts by one that holds the records' gradients, unless products are needed or it is large."""
+        if len(self.parts) == 1 or any(isinstance(part, (Outer, Lookup)) for part in self.parts):
+            return len(self.parts) == 1
+        one = self.parts[0].dense(0, 1)
+        if self.records * one.numel() * one.element_size() > ADDED_BYTES:
+            return False
+        own = next((part for part in self.parts if type(part) is Dense and part.owned), None)
+        gradient = one.new_zeros(self.records, *one.shape[1:]) if own is None else own.gradient
+        # the blocks in which `dense_norm2` asks: what is pulled back is kept for its other parameters
+        width = max(one.numel(), *(by.size for part in self.parts if (by := getattr(part, "by", None))), 0)
+        for lo, hi in blocks(self.records, width):
+            for part in self.parts:
+                if part is not own:
+                    gradient[lo:hi] += part.dense(lo, hi).reshape(gradient[lo:hi].shape)
+        self.parts = [Dense(gradient, owned=True)]
+        return True
 
     def slack(self) -> Tensor | float:
         total: Tensor | float = 0.0
