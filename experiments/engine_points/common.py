@@ -139,7 +139,9 @@ def chosen(rows: Any, indices: Tensor) -> Any:
 
 
 def called(model: nn.Module, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, dict) else model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    return (
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    )
 
 
 def loop(model: nn.Module, loss: Any, inputs: Any, targets: Tensor, clip: float) -> tuple[Tensor, dict[str, Tensor]]:

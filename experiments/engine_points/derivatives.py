@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import sordino
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import sordino
 
 from .common import Fn, Seen, against_loop, declare_torchvision, layers, point, squared
 

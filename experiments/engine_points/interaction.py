@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import sordino
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import sordino
 
 from .common import RECORDS, Fn, Seen, ce, data, interacting, layers, plain, plan, point, replaced
 

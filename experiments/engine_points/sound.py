@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import sordino
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,10 +22,8 @@ from .common import (
     declare_torchvision,
     layers,
     plain,
-    plan,
     point,
     refusal,
-    squared,
 )
 
 LINE = "refused though right"
@@ -119,7 +116,12 @@ def autocast_transformer() -> Seen:
     return accepted(Autocast(), ce, data(6, 8))
 
 
-@point(LINE, "spectral_norm", f"{ACCEPTED}[spectral_norm-train]", "tests/gradients/test_spectral.py::test_a_step_iterates_as_one_plain_pass_does")
+@point(
+    LINE,
+    "spectral_norm",
+    f"{ACCEPTED}[spectral_norm-train]",
+    "tests/gradients/test_spectral.py::test_a_step_iterates_as_one_plain_pass_does",
+)
 def spectral_norm() -> Seen:
     return accepted(Fn(plain, a=parametrizations.spectral_norm(nn.Linear(8, 16)), b=nn.Linear(16, 3)), ce, data())
 
@@ -130,14 +132,13 @@ def _checkpointed(reentrant: bool) -> Seen:
         return found
 
     model = Fn(forward, c=nn.Linear(16, 16), **layers())
-    x, y = data()
     try:
-        said = refusal(model, ce, (x, y))
+        said = refusal(model, ce, data())
     except RuntimeError as error:  # torch's CheckpointError among them
         return Seen(True, f"{type(error).__name__}: {str(error).splitlines()[0][:110]}")
     if said is not None:
         return Seen(True, f"refused: {said}")
-    return accepted_and_right(model.double(), ce, x.double(), y)
+    return Seen(False, "trained")
 
 
 @point(LINE, "gradient checkpointing, use_reentrant=False", f"{ACCEPTED}[checkpointing-train]")
@@ -194,5 +195,3 @@ def boft() -> Seen:
 @point(LINE, "FourierFT", f"{ADAPTERS}[FourierFT]")
 def fourierft() -> Seen:
     return _adapter(lambda peft: peft.FourierFTConfig(n_frequency=20, target_modules=WORDS))
-
-

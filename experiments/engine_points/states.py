@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import sordino
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import sordino
 
 from .common import Seen, data, plan, point
 
