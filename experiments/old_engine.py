@@ -37,11 +37,11 @@ FILES = ("attribution", "interaction", "states", "derivatives", "numbers", "soun
 FLAGS = ("-shared", "-fPIC", "-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")  # of the old pyproject.toml
 HEAD = """# What was wrong with the engine, example by example
 
-An early engine was attacked, and the [issue](engine.md#what-was-wrong-once-and-its-tests) that began today's engine lists
-what was found. Below, each example of that list is a small program (`experiments/engine_points/`) that runs on that
-engine and on today's: only names are used that both packages have. In brackets is what the issue measured, on models
-that were not kept; the programs here are new models with the same mistake. On today's engine each program is also a test
-(`tests/gradients/test_reported.py`); the last column names further tests of the same kind.
+An early engine was attacked, and the issue that began [today's engine](engine.md) lists what was found. Below, each
+example of that list is a small program (`experiments/engine_points/`) that runs on that engine and on today's: it uses
+names alone that both packages have. In brackets is what the issue measured, on models that were not kept; the programs
+are new models with the same mistake. On today's engine each program is also a test
+(`tests/gradients/test_reported_engine.py`); the last column names further tests of the same kind.
 
 *A record moves the sum by* so many clip norms when it is removed; it may be 1.
 """

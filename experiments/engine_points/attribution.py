@@ -49,9 +49,9 @@ def _with_the_check(model: nn.Module, inputs: Any, targets: Tensor, *, clip: flo
 
 
 def _in_seeds(make: Callable[[], nn.Module], *shape: int) -> Seen:
-    """Eight seeds of weights and records: in how many the check says ok, and what a record then moves the sum by."""
+    """Five seeds of weights and records: in how many the check says ok, and what a record then moves the sum by."""
     most, taken = [], 0
-    for seed in range(8):
+    for seed in range(5):
         torch.manual_seed(seed)
         model, (x, y) = make(), data(*shape)
         x[:8] *= 50
@@ -61,11 +61,11 @@ def _in_seeds(make: Callable[[], nn.Module], *shape: int) -> Seen:
         except sordino.Refused:
             continue
         taken += 1
-        most.append(moved(model, ce, (x, y), 1.0, range(7, 9)))
+        most.append(moved(model, ce, (x, y), 1.0, range(7, 8)))
     if not taken:
-        return Seen(False, "the check refuses it in 8 of 8 seeds")
+        return Seen(False, "the check refuses it in 5 of 5 seeds")
     worst = max(most)
-    text = f"the check says ok in {taken} of 8 seeds; one record moves the sum by up to {worst:.2f} clip norms"
+    text = f"the check says ok in {taken} of 5 seeds; one record moves the sum by up to {worst:.2f} clip norms"
     return Seen(worst > MOST, text)
 
 
@@ -183,8 +183,10 @@ def deberta() -> Seen:
 
 
 @point(
-    LENGTH, "a parameter expanded to n and reduced (1.44)", f"{COINCIDING}[a parameter expanded to the batch and reduced]"
-)  # fmt: skip
+    LENGTH,
+    "a parameter expanded to n and reduced (1.44)",
+    f"{COINCIDING}[a parameter expanded to the batch and reduced]",
+)
 def expanded_parameter() -> Seen:
     def forward(s: Any, x: Tensor) -> Tensor:
         return plain(s, x) + s.p.expand(len(x), 3).mean(0) * x.sum(1, keepdim=True)

@@ -15,7 +15,7 @@ from .common import MOST, Fn, Seen, flat, point, squared
 NORMS = "norms from Gram matrices too small; float32 sums beyond the margin"
 NAN = "a NaN row where layouts are measured; large norms"
 SENSITIVITY = "tests/gradients/test_sensitivity.py"
-KINDS = ((2, 4096), (4, 1024), (2, 1024), (2, 8192))
+KINDS = ((2, 4096), (2, 1024), (2, 8192))
 
 
 def signed(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def _longest(kernel: bool) -> tuple[float, str]:
     generator = torch.Generator().manual_seed(0)
     for positions, features in KINDS:
         model: nn.Module = nn.Conv1d(features, 64, 1, bias=False) if kernel else Pooled(features)
-        for _ in range(60):
+        for _ in range(30):
             value, power = (float(torch.rand((), generator=generator)) for _ in range(2))
             c, gap = torch.tensor(1 + value), torch.tensor(10 ** (-4 + 2 * power))
             x = c.expand(1, positions, features).clone()
@@ -91,7 +91,7 @@ def _rounded(n: int, chunk: int, powers: range) -> float:
     f"{SENSITIVITY}::test_the_rounding_of_a_long_sum_does_not_depend_on_one_record",
 )
 def long_sums_of_a_chunk() -> Seen:
-    most = _rounded(512, 512, range(6, 9))
+    most = _rounded(512, 512, range(8, 9))
     return Seen(most > MOST, f"one record moves the sum by {most:.5f} clip norms, of which the noise covers {MOST:.5f}")
 
 
@@ -101,7 +101,7 @@ def long_sums_of_a_chunk() -> Seen:
     f"{SENSITIVITY}::test_the_rounding_of_a_long_sum_does_not_depend_on_one_record",
 )
 def long_sums_of_4096_rows() -> Seen:
-    most = _rounded(4096, 4096, range(9, 12))
+    most = _rounded(4096, 4096, range(11, 12))
     return Seen(most > MOST, f"one record moves the sum by {most:.5f} clip norms, of which the noise covers {MOST:.5f}")
 
 
