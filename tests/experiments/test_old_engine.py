@@ -1,4 +1,4 @@
-"""docs/engine_lines.md is what its file says; every example was seen on the old engine; the tests that it names exist."""
+"""docs/engine_lines.md is what its file says; every example was seen on the old engine; the named tests exist."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-import old_engine  # type: ignore[import-not-found] # noqa: E402
-from engine_points.common import tried  # type: ignore[import-not-found] # noqa: E402
+import old_engine  # type: ignore[import-not-found]
+from engine_points.common import tried  # type: ignore[import-not-found]
 
 
 @pytest.mark.parametrize("name", old_engine.points())
