@@ -189,7 +189,8 @@ def deberta() -> Seen:
 )
 def expanded_parameter() -> Seen:
     def forward(s: Any, x: Tensor) -> Tensor:
-        return plain(s, x) + s.p.expand(len(x), 3).mean(0) * x.sum(1, keepdim=True)
+        found: Tensor = plain(s, x) + s.p.expand(len(x), 3).mean(0) * x.sum(1, keepdim=True)
+        return found
 
     x, y = torch.randn(8, 4), torch.arange(8) % 3
     x[-1] *= 50

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -97,14 +98,14 @@ def declare_torchvision() -> None:
     """transformers and timm import torchvision, whose compiled operators do not load on a CPU build of torch; none of
     the models here uses them, so it is enough to declare the two that the import looks up."""
     try:
-        import torchvision  # noqa: F401
+        import_module("torchvision")
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         if not _DECLARED:
-            _DECLARED.append(torch.library.Library("torchvision", "DEF"))
+            _DECLARED.append(torch.library.Library("torchvision", "DEF"))  # type: ignore[no-untyped-call]
             for operator in ("nms", "qnms"):
-                _DECLARED[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                _DECLARED[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 ce = nn.functional.cross_entropy
@@ -114,7 +115,8 @@ def squared(outputs: Any, targets: Tensor) -> Tensor:
     """(a fixed projection of a row's outputs − its target)²."""
     flat = outputs.flatten(1)
     weights = torch.randn(flat.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return (flat @ weights.to(flat.dtype) - targets) ** 2
+    found: Tensor = (flat @ weights.to(flat.dtype) - targets) ** 2
+    return found
 
 
 def layers(inputs: int = 8, hidden: int = 16, outputs: int = 3) -> dict[str, nn.Module]:
@@ -184,6 +186,8 @@ def against_loop(
 
 
 def _share(value: float) -> str:
+    if value > 100:
+        return "more than a hundredfold"
     return f"{100 * value:.0f} %" if value >= 0.01 else f"{value:.0e} of their size"
 
 
@@ -211,11 +215,12 @@ def refusal(model: nn.Module, loss: Any, given: tuple[Any, Tensor], of: Any = No
     return None
 
 
-def accepted(model: nn.Module, loss: Any, given: tuple[Any, Tensor]) -> Seen:
-    """A sound model, three times by `train`: it must be trained."""
-    said = [refusal(copy.deepcopy(model), loss, given) for _ in range(3)]
+def accepted(model: nn.Module, loss: Any, given: tuple[Any, Tensor], times: int = 1) -> Seen:
+    """A sound model, by `train`: it must be trained."""
+    said = [refusal(copy.deepcopy(model), loss, given) for _ in range(times)]
     words = [text for text in said if text is not None]
-    return Seen(bool(words), f"refused in {len(words)} of 3: {words[0]}" if words else "trained, 3 of 3")
+    often = f" {len(words)} of {times} times" if times > 1 else ""
+    return Seen(bool(words), f"refused{often}: {words[0]}" if words else "trained")
 
 
 def summed(model: nn.Module, loss: Any, given: tuple[Any, Tensor], indices: Tensor, clip: float) -> Tensor:

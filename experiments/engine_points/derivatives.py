@@ -167,7 +167,8 @@ def shared_relative_positions() -> Seen:
 def complex_activations() -> Seen:
     def forward(s: Any, x: Tensor) -> Tensor:
         h = torch.fft.rfft(torch.tanh(s.l(x)))
-        return (h @ torch.complex(s.w, s.v)).abs()
+        found: Tensor = (h @ torch.complex(s.w, s.v)).abs()
+        return found
 
     return _loop(Fn(forward, l=nn.Linear(4, 4), w=torch.randn(3, 2), v=torch.randn(3, 2)), 4)
 
@@ -218,7 +219,7 @@ def implicit_layer() -> Seen:
                 found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + gradient
             return found
 
-        z.register_hook(solve)
+        z.register_hook(solve)  # type: ignore[no-untyped-call]
         out: Tensor = s.o(z)
         return out
 
@@ -246,7 +247,8 @@ class Reversible(torch.autograd.Function):
 
 def _reversible() -> nn.Module:
     parts = {"i": nn.Linear(4, 4), "f": nn.Linear(4, 4), "o": nn.Linear(4, 1)}
-    return Fn(lambda s, x: s.o(Reversible.apply(s.i(x), s.f)), **parts).double()
+    run: Any = Reversible.apply
+    return Fn(lambda s, x: s.o(run(s.i(x), s.f)), **parts).double()
 
 
 def _of_reversible() -> tuple[nn.Module, sordino.Rows, str | None, int]:

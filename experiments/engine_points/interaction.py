@@ -47,9 +47,10 @@ def anomaly_guard() -> Seen:
         return losses * 0 if bool((losses.detach() > 50).any()) else losses
 
     x, y = _given()
-    model = Fn(lambda s, x: s.l(x), l=nn.Linear(8, 3))
+    linear = nn.Linear(8, 3)
+    model = Fn(lambda s, x: s.l(x), l=linear)
     with torch.no_grad():
-        model.l.weight[:, 0] = torch.tensor([1.0, -1.0, 0.0])
+        linear.weight[:, 0] = torch.tensor([1.0, -1.0, 0.0])
     y[-1] = 1
     return interacting(model, guarded, (x, y), 1.0)
 

@@ -47,7 +47,7 @@ def encoder_layer_with_dropout() -> Seen:
         return found
 
     model = Fn(forward, e=nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True), **layers())
-    return accepted(model, ce, data())
+    return accepted(model, ce, data(), times=3)
 
 
 @point(LINE, "normal numbers (a diffusion model)", f"{ACCEPTED}[a diffusion loss-train]")

@@ -30,16 +30,16 @@ class Keeping(nn.Module):
         self.queue: deque[Tensor] = deque(maxlen=3)
 
     def forward(self, x: Tensor) -> Tensor:
-        largest = x.detach().abs().max()
+        largest, kept = x.detach().abs().max(), self.get_buffer("m")
         h = torch.tanh(self.a(x))
         if self.how == "buf.data":
-            self.m.data.copy_(torch.maximum(self.m.data, largest))
+            kept.data.copy_(torch.maximum(kept.data, largest))
         if self.how == "a reassigned buffer":
-            self.m = torch.maximum(self.m, largest)
+            self.m = torch.maximum(kept, largest)
         if self.how == "an EMA in a frozen parameter":
             self.frozen.data.mul_(0.5).add_(largest, alpha=0.5)
         if self.how == "numpy":
-            self.m.numpy()[...] = max(float(self.m), float(largest))
+            kept.numpy()[...] = max(float(kept), float(largest))
         if self.how == "a deque":
             self.queue.append(x.detach().abs().amax())
         found: Tensor = self.b(h)
@@ -53,7 +53,8 @@ class KeepingLoss(nn.Module):
         self.keeps = True
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.m.data.copy_(torch.maximum(self.m.data, outputs.detach().abs().max()))
+        kept = self.get_buffer("m")
+        kept.data.copy_(torch.maximum(kept.data, outputs.detach().abs().max()))
         return F.cross_entropy(outputs, targets, reduction="none")
 
 

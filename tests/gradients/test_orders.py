@@ -92,7 +92,9 @@ class Dispatch(nn.Module):
             return torch.zeros_like(out).index_add(0, where[order], out).view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
         if spoil == "added to other rows":
             others = hidden.detach().roll(1, 0).repeat_interleave(TOP, 0)
-            return others.index_add(0, torch.arange(len(order))[order], out).view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
+            return (
+                others.index_add(0, torch.arange(len(order))[order], out).view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
+            )
         if spoil == "its own places, turned":
             own = back.view(len(x), -1)
             back = torch.where(order[0] >= 0, own.flip(1), own).reshape(-1)
