@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradients.cases import Fn, matches, noise
+from sordino import Plan, train
 
 CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "matmul": lambda s, x: torch.matmul(input=x, other=s.w),
@@ -59,3 +60,11 @@ def test_an_adaptive_softmax_whose_clusters_may_be_empty(words: tuple[int, int],
     for rows in (1, 2, 3, 4, 8):
         torch.manual_seed(rows)
         matches(Words(div_value), (noise(rows, 4), torch.randint(*words, (rows,))), rows=rows)
+
+
+@pytest.mark.parametrize("div_value", [2.0, 4.0], ids=["narrow clusters", "a cluster without features"])
+def test_an_adaptive_softmax_is_trained(div_value: float) -> None:
+    """The check that starts a training took the largest entry of a weight that has none."""
+    x, words = torch.randn(24, 4), torch.arange(24) % 12
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-3, records=24, expected_batch=12, steps=1, insecure_seed=1)
+    train(Words(div_value), lambda out, y: (out[:, 0] - y) ** 2, ((x, words), torch.ones(24)), plan, lr=0.1)

@@ -87,6 +87,14 @@ class Dispatch(nn.Module):
             back = torch.arange(len(order))
         if spoil == "back to the next":
             back = back.roll(1)
+        if spoil == "added where data says":
+            where = (x.reshape(-1, WIDTH)[:, 0] > 0).long().repeat_interleave(TOP)
+            return torch.zeros_like(out).index_add(0, where[order], out).view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
+        if spoil == "added to other rows":
+            others = hidden.detach().roll(1, 0).repeat_interleave(TOP, 0)
+            return (
+                others.index_add(0, torch.arange(len(order))[order], out).view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
+            )
         if spoil == "its own places, turned":
             own = back.view(len(x), -1)
             back = torch.where(order[0] >= 0, own.flip(1), own).reshape(-1)
@@ -96,7 +104,7 @@ class Dispatch(nn.Module):
 SPOILED = [
     "another row's number", "capacity", "shifted counts", "another count", "off by one", "rank", "first place",
     "counts as factor", "counts read", "neighbour", "mean over places", "upper triangle", "through a view", "not back",
-    "back to the next", "its own places, turned",
+    "back to the next", "its own places, turned", "added where data says", "added to other rows",
 ]  # fmt: skip
 
 

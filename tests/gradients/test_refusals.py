@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradients.cases import Fn, noise, squared
+from gradients.cases import Fn, matches, noise, squared
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum, verify
@@ -58,6 +60,38 @@ def test_compiled_and_scripted_models_are_refused_not_silently_left_without_grad
         run(nn.Sequential(nn.Tanh(), inner))
     with pytest.raises(Refused, match="scripted"):
         run(nn.Sequential(nn.Linear(4, 4), torch.jit.trace(nn.Linear(4, 3).double(), X)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_functions_run_as_they_are_written(backend: str) -> None:
+    """Dynamo traced through the mode that records the operations."""
+    inner = torch.compile(lambda layer, h, w: torch.tanh(layer(h)) * w, backend=backend)
+    matches(Fn(lambda s, x: s.b(inner(s.a, x, s.w)), w=noise(3), a=nn.Linear(4, 3), b=nn.Linear(3, 2)), noise(5, 4))
+
+
+FIRST = """
+import torch
+from torch import nn
+from sordino import FlatClip, Refused, Rows, clipped_sum
+
+class Compiling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return torch.compile(torch.tanh, backend="eager")(self.a(x))
+
+try:
+    clipped_sum(Compiling(), lambda out, y: out[:, 0] - y, Rows(torch.randn(3, 4), torch.ones(3)), FlatClip(1.0))
+except Refused as said:
+    print(said)
+"""
+
+
+def test_the_first_compilation_of_a_process_is_refused_inside_of_a_pass() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST], capture_output=True, text=True, check=True)
+    assert "calls torch.compile in its forward pass" in done.stdout
 
 
 class Scaled(torch.autograd.Function):

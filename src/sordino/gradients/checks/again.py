@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checks.attribution import TOLERANCE, check_rest
-from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, typical, wide
+from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, partitions, typical, wide
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take
 from sordino.gradients.shards import reading
@@ -24,14 +24,12 @@ from sordino.gradients.tape.checkpoints import without_checkpoints
 from sordino.gradients.tape.refusals import Aside
 
 
-def check_gradients(
-    setup: Setup, data: Data, rows: int, number: int, groups: int, lengths: Tensor | None = None
-) -> None:
+def check_gradients(setup: Setup, data: Data, rows: int, number: int, lengths: Tensor | None = None) -> None:
     """Compares plain autograd's gradient of Σ w_i L_i over all rows, w random, with the sum over groups of them.
 
-    number: of the test; each has other groups and weights. groups: their number. lengths: of the rows' gradients; long
-    ones have small weights, so that they hide no difference of the others. Rows that are not finite are left out, and
-    the lengths of the others are compared.
+    number: of the test; each has other groups (the first of `partitions`) and weights. lengths: of the rows' gradients;
+    long ones have small weights, so that they hide no difference of the others. Rows that are not finite are left out,
+    and the lengths of the others are compared.
 
     Raises:
         Refused: they differ.
@@ -41,11 +39,11 @@ def check_gradients(
         check_rest(setup, data, rows, finite.nonzero().flatten().cpu())
         return
     size = None if lengths is None else lengths.double().clamp_min(max(typical(lengths), 1e-12))
-    gap = _gap(setup, data, rows, number, groups, size)
+    gap = _gap(setup, data, rows, number, size)
     kind = next(iter(setup.parameters.values())).dtype
     if gap <= TOLERANCE.get(kind, 0.05):
         return
-    finer = in_double_of(setup, data, lambda twin: _finer(setup, twin, data, rows, number, groups, size))
+    finer = in_double_of(setup, data, lambda twin: _finer(setup, twin, data, rows, number, size))
     if finer is not None and finer <= 1e-6:
         return
     raise Refused(
@@ -56,32 +54,25 @@ def check_gradients(
     )
 
 
-def _finer(
-    setup: Setup, twin: Setup, data: Data, rows: int, number: int, groups: int, size: Tensor | None
-) -> float | None:
+def _finer(setup: Setup, twin: Setup, data: Data, rows: int, number: int, size: Tensor | None) -> float | None:
     """The gap in double precision; None if the gradients over all rows are others there."""
     names, weight = list(setup.parameters), torch.ones(rows, device=setup.device)
     single, double = _weighted(setup, data, weight, names), _weighted(twin, wide(data), weight, names)
     apart = sum(float((a - b).square().sum()) for a, b in zip(single, double, strict=True))
     total = sum(float(t.square().sum()) for t in double)
-    return _gap(twin, wide(data), rows, number, groups, size) if apart <= ALIKE * total else None
+    return _gap(twin, wide(data), rows, number, size) if apart <= ALIKE * total else None
 
 
-def _gap(setup: Setup, data: Data, rows: int, number: int, groups: int, size: Tensor | None) -> float:
+def _gap(setup: Setup, data: Data, rows: int, number: int, size: Tensor | None) -> float:
     with _disable_current_modes():  # the model's random numbers are replaced, these must not be
         source = generator_of(64 * number + 48)
-        order = torch.randperm(rows, generator=source)
         weight = (0.5 + torch.rand(rows, generator=source)) * (1 - 2 * torch.randint(2, (rows,), generator=source))
         weight = weight.to(setup.device) / (1.0 if size is None else size.to(setup.device) / size.min())
-    places = [part.sort().values for part in order.tensor_split(groups)]
+    places = partitions(rows, 64 * number + 56)[0]
     difference = total = 0.0
     for names in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
         whole = _weighted(setup, data, weight, names)
-        parts = [
-            _weighted(setup, (take(data[0], g, rows), take(data[1], g, rows)), weight[g], names)
-            for g in places
-            if len(g)
-        ]
+        parts = [_weighted(setup, (take(data[0], g, rows), take(data[1], g, rows)), weight[g], names) for g in places]
         for one, *others in zip(whole, *parts, strict=True):
             difference += float((one - sum(others)).square().sum())
             total += max(float(one.square().sum()), *(float(t.square().sum()) for t in others))

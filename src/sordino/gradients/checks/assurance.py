@@ -62,9 +62,6 @@ MOST_KNOWN = 1 << 14
 """The number of tested sizes and values that are remembered."""
 TWICE = 2
 """The number of rows on which a new program is run twice in a row."""
-GROUPS, FIRST = (8, 4), 16
-"""The number of groups in which a batch with new values is computed again: in the first tests of a training, and later.
-It is even: where a parity of the whole batch is odd, one of the groups has another."""
 COMPARED = 3
 """The number of rows for which the course of a new program is compared."""
 SAMPLE = 32
@@ -173,7 +170,7 @@ class Assurance:
                 if made.stops and (unseen or new):
                     with nullcontext() if self.programs[made.program] else neutral():
                         lengths = _lengths_of_rows(chunk, made)
-                        check_gradients(setup, data, chunk.rows, self.batches, self._groups(), lengths)
+                        check_gradients(setup, data, chunk.rows, self.batches, lengths)
                 if first or due or larger:
                     give_back_freed_memory()
         if len(self._left) >= MOST_KNOWN:
@@ -258,16 +255,12 @@ class Assurance:
         knows a new number of rows. still: it draws no random numbers.
         """
         self.looked += 1
-        groups = self._groups() if every or made.numbers is not None else 0
         with nullcontext() if still else neutral():
             known = made.losses if still and made.again else None
-            check_some(setup, data, rows, known, self.batches, groups)
+            check_some(setup, data, rows, known, self.batches, every or made.numbers is not None)
             if not made.proven and rows > 1 and rows not in self._sizes:
                 check_lengths(setup, data, rows)
                 self._sizes.add(rows)
-
-    def _groups(self) -> int:
-        return GROUPS[0] if self.looked <= FIRST else GROUPS[1]
 
     def _chosen(self) -> bool:
         """Is this batch one of the later ones that are tested? Decided by the run's own randomness."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -42,6 +43,8 @@ ALIKE = 0.01
 """The largest relative difference between a model and its copy in double precision."""
 SMALL = 0.05
 """Differences are never compared with a smaller loss than this, unless all are smaller."""
+ALONE = 16
+"""The number of rows up to which each is computed alone, where all rows of a batch are tested."""
 _ROOM = 6  # if there are fewer rows, one is changed at a time
 
 
@@ -79,7 +82,27 @@ def check_groups(
     _check(setup, data, lambda one, given, base: _grouped(one, given, rows, fitting, 64 * number, base, after), known)
 
 
-def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, groups: int) -> None:
+def partitions(rows: int, purpose: int) -> list[list[Tensor]]:
+    """Ways to divide the rows into groups, drawn from the run's own randomness: each row alone if they are few;
+    otherwise by the rows, columns and diagonals of a square whose side is odd, in which their places are random.
+
+    Two records share at most one of their three groups, so an effect of one record on another is seen, whatever it is.
+    A parity is seen unless every line holds an even number of the records that count: never for two or four of them
+    (four places that pair up by rows and by columns do not by diagonals), once in 3,000 batches for more, at most.
+    """
+    with _disable_current_modes():
+        source = generator_of(purpose)
+        if rows <= ALONE:
+            return [list(torch.randperm(rows, generator=source)[:, None])]
+        side = math.isqrt(rows - 1) + 1 | 1
+        place = torch.randperm(side * side, generator=source)[:rows]
+        high, wide = place // side, place % side
+        lines = (high, wide, (high + wide) % side)
+        found = [[(line == k).nonzero().flatten() for k in range(side)] for line in lines]
+    return [[group for group in groups if len(group)] for groups in found]
+
+
+def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, every: bool) -> None:
     """Computes the losses of rows in smaller groups and another order; raises Refused if they are not the batch's.
 
     Args:
@@ -89,19 +112,16 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
         losses: The losses of the pass that is tested; None if it drew random numbers or had other weights: then they
             are computed again, with neutral random numbers.
         number: The number of the test, which decides the groups.
-        groups: Test all rows, in so many groups of random sizes: a condition that holds for half of all groups (a
-            parity) is missed with probability 2^(1 − groups). 0: only the first, the last and a quarter of all rows.
+        every: Test all rows, in the groups of `partitions`; otherwise the first, the last and a quarter of all rows.
     """
     with _disable_current_modes():
-        source = generator_of(64 * number + 32)
-        order = torch.randperm(rows, generator=source)
-        cuts = 1 + torch.randperm(max(rows - 1, 0), generator=source)[: max(groups - 1, 0)].sort().values
-    ends = torch.tensor([0, rows - 1])
-    parts = order.tensor_split(cuts) if groups else (torch.unique(torch.cat([order[: rows // 4], ends])).flip(0),)
+        order = torch.randperm(rows, generator=generator_of(64 * number + 32))
+    some = [torch.unique(torch.cat([order[: rows // 4], torch.tensor([0, rows - 1])])).flip(0)]
+    parts = [group for way in partitions(rows, 64 * number + 32) for group in way] if every else some
 
     def apart(one: Setup, given: Data, base: Tensor | None) -> float:
         base = losses_of(one, given) if base is None else base
-        found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in parts if len(g)]
+        found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in parts]
         return max(_apart(losses, base[group], typical(base)) for losses, group in found)
 
     _check(setup, data, apart, losses)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch.utils.checkpoint as checkpointing
 
+from sordino.gradients.tape.eager import as_written
+
 _lock = threading.Lock()
 _torchs: dict[str, Any] = {}  # torch's own objects, while a pass has replaced them
 _passes = 0
@@ -43,7 +45,7 @@ _OURS = {
 
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Inside this context checkpoints store their activations."""
+    """Inside this context checkpoints store their activations, and compiled functions run as they are written."""
     global _passes
     with _lock:
         if not _passes:
@@ -54,7 +56,8 @@ def without_checkpoints() -> Iterator[None]:
                 setattr(checkpointing, name, ours)
         _passes += 1
     try:
-        yield
+        with as_written():
+            yield
     finally:
         with _lock:
             _passes -= 1
