@@ -538,7 +538,7 @@ INLINE void strips(const float *restrict left, const float *restrict right, cons
     }
 }
 
-/* `blocked_f32` for p > SLIM, with tiles of ACROSS columns. Left is laid out once, right once for BROAD columns. */
+/* `block_sums_f32` for p > SLIM, with tiles of ACROSS columns. Left is laid out once, right once for BROAD columns. */
 #define TILED(NAME, TARGET, TILE, ACROSS)                                                                              \
     TARGET static void NAME(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,    \
                             const int64_t *restrict bounds, const double *restrict weights, float *restrict room,      \
@@ -585,8 +585,8 @@ WIDE static void stripped(const float *restrict left, const float *restrict righ
         strips(left, right, sizes, bounds, weights, room, x, x + wide < q ? wide : q - x, total + x, q);
 }
 
-void blocked_f32(const float *left, const float *right, const int64_t *sizes, const int64_t *bounds,
-                 const double *weights, float *room, double *total, float *narrow) {
+void block_sums_f32(const float *left, const float *right, const int64_t *sizes, const int64_t *bounds,
+                    const double *weights, float *room, double *total, float *narrow) {
     if (sizes[1] <= SLIM) {
         stripped(left, right, sizes, bounds, weights, room, total);
         return;
@@ -601,7 +601,7 @@ void blocked_f32(const float *left, const float *right, const int64_t *sizes, co
     tiled_256(left, right, sizes, bounds, weights, room, total, narrow);
 }
 
-/* The floats that `blocked_f32` needs as room, for this number of rows in all blocks. */
+/* The floats that `block_sums_f32` needs as room, for this number of rows in all blocks. */
 int64_t blocked_room(int64_t rows, int64_t p) {
     return p > SLIM ? 2 * HIGH * BROAD + rows * (BROAD + p + DOWN) : LONG > SLIM * STRIP ? LONG : SLIM * STRIP;
 }

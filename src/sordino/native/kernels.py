@@ -169,7 +169,7 @@ class Kernels:
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
         self._merged = function("merged_f32", c_int64, *pointers, c_int64, c_int64, *pointers, c_void_p)
         self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
-        self._blocked = function("blocked_f32", None, *[c_void_p] * 8)
+        self._blocked = function("block_sums_f32", None, *[c_void_p] * 8)
         self._room = function("blocked_room", c_int64, c_int64, c_int64)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
