@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checks.attribution import TOLERANCE, check_rest
-from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, partitions, typical, wide
+from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, typical, wide
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take
 from sordino.gradients.shards import reading
@@ -23,13 +23,16 @@ from sordino.gradients.state.kept import put_back
 from sordino.gradients.tape.checkpoints import without_checkpoints
 from sordino.gradients.tape.refusals import Aside
 
+GROUPS = 8
+"""The number of groups, which is even: where a parity of the whole batch is odd, one of the groups has another."""
+
 
 def check_gradients(setup: Setup, data: Data, rows: int, number: int, lengths: Tensor | None = None) -> None:
     """Compares plain autograd's gradient of Σ w_i L_i over all rows, w random, with the sum over groups of them.
 
-    number: of the test; each has other groups (the first of `partitions`) and weights. lengths: of the rows' gradients;
-    long ones have small weights, so that they hide no difference of the others. Rows that are not finite are left out,
-    and the lengths of the others are compared.
+    number: of the test; each has other groups and weights. lengths: of the rows' gradients; long ones have small
+    weights, so that they hide no difference of the others. Rows that are not finite are left out, and the lengths of
+    the others are compared.
 
     Raises:
         Refused: they differ.
@@ -66,9 +69,10 @@ def _finer(setup: Setup, twin: Setup, data: Data, rows: int, number: int, size: 
 def _gap(setup: Setup, data: Data, rows: int, number: int, size: Tensor | None) -> float:
     with _disable_current_modes():  # the model's random numbers are replaced, these must not be
         source = generator_of(64 * number + 48)
+        order = torch.randperm(rows, generator=source)
         weight = (0.5 + torch.rand(rows, generator=source)) * (1 - 2 * torch.randint(2, (rows,), generator=source))
         weight = weight.to(setup.device) / (1.0 if size is None else size.to(setup.device) / size.min())
-    places = partitions(rows, 64 * number + 56)[0]
+    places = [part.sort().values for part in order.tensor_split(min(rows, GROUPS))]
     difference = total = 0.0
     for names in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
         whole = _weighted(setup, data, weight, names)
