@@ -64,6 +64,8 @@ def test_the_vectors_do_not_tell_how_many_records_were_drawn(name: str) -> None:
     torch.manual_seed(0)
     model = make()
     start = {k: v.clone() for k, v in model.state_dict().items()}
+    for key in (k for k in start if k.endswith("u")):  # torch's own have converged after its first iterations
+        start[key] = torch.ones_like(start[key]) / start[key].norm(p=0).sqrt()
     data = torch.utils.data.TensorDataset(torch.randn(40, *shape), torch.randn(40))
     found = []
     for drawn in (0, 1, 40):

@@ -20,7 +20,7 @@ from sordino.gradients.chunk_sizes import default_chunk, held_bytes
 from sordino.gradients.layers.convolution import Convolved
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.passes import Found, Loss, Setup, contributions
-from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take
+from sordino.gradients.rows import Chunk, ClippedSum, Rows, Scattered, checked, chunks, take
 from sordino.gradients.shards import Shards, reading
 from sordino.gradients.spectral import frozen
 from sordino.gradients.state.pass_memory import PassMemory
@@ -32,11 +32,13 @@ from sordino.gradients.sums.narrow import MOST, narrow_sum
 from sordino.gradients.sums.products import whole_products
 from sordino.gradients.sums.runs import stable
 from sordino.gradients.survey import survey, survey_loss
+from sordino.native.collector import collect_young, no_collection
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
 
 @whole_products()
+@no_collection()
 def clipped_sum(
     model: nn.Module,
     loss: Any,
@@ -159,6 +161,7 @@ def examined(
         assurance.begin(setup)
     while waiting:
         part = waiting.pop(0)
+        collect_young()
         room = part.rows if assurance is None else assurance.room(part)
         full = part if room == part.rows else part.filled(room, n)
         data = take(rows.inputs, full.index, n), take(rows.targets, full.index, n)
@@ -183,26 +186,8 @@ def examined(
                 assurance.examine(setup, data, full, made)
 
 
-class Scattered:
-    """A vector that is given in pieces; coordinates that no piece covers are zero."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.pieces: list[tuple[Tensor | slice, Tensor]] = []
-
-    def put(self, places: Tensor | slice, values: Tensor) -> None:
-        self.pieces.append((places, values))
-
-    def whole(self, kind: torch.dtype, device: torch.device) -> Tensor:
-        if len(self.pieces) == 1 and self.pieces[0][0] == slice(0, self.size):
-            return self.pieces[0][1]
-        out = torch.zeros(self.size, dtype=kind, device=device)
-        for places, values in self.pieces:
-            out[places] = values
-        return out
-
-
 @whole_products()
+@no_collection()
 def per_record_gradients(
     model: nn.Module, loss: Any, rows: Rows, assurance: Assurance | None = None
 ) -> tuple[dict[str, Tensor], Tensor]:

@@ -256,3 +256,22 @@ def check_losses(losses: Any, rows: int) -> None:
             "reduce each row's own values (for example .flatten(1).mean(1))",
             private=f"it returned {got} for {rows} rows",
         )
+
+
+class Scattered:
+    """A vector that is given in pieces; coordinates that no piece covers are zero."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.pieces: list[tuple[Tensor | slice, Tensor]] = []
+
+    def put(self, places: Tensor | slice, values: Tensor) -> None:
+        self.pieces.append((places, values))
+
+    def whole(self, kind: torch.dtype, device: torch.device) -> Tensor:
+        if len(self.pieces) == 1 and self.pieces[0][0] == slice(0, self.size):
+            return self.pieces[0][1]
+        out = torch.zeros(self.size, dtype=kind, device=device)
+        for places, values in self.pieces:
+            out[places] = values
+        return out
