@@ -74,7 +74,7 @@ bench: $(VENV)/.installed-test
 
 # every table of docs/benchmarks.md that needs a quiet machine, one round each: about half an hour, nothing else running
 HELD_OUT := benchmarks/results/heldout.json
-FLOOR := --only mlp10 words logistic deberta --engines sordino floor --out benchmarks/results/floor.json
+FLOOR := --only mlp10 words logistic edgenext maxvit deberta resnet18 --engines sordino floor --out benchmarks/results/floor.json
 bench-quiet:
 	@$(BIN)/python benchmarks/step_parts.py --out benchmarks/results/step_parts.json
 	@$(BIN)/python benchmarks/engine.py --only held-out --engines sordino --rounds 1 --fresh --out $(HELD_OUT)

@@ -49,7 +49,7 @@ class Engine:
         return prepare(model, inputs, targets, loss) if self.any_loss else prepare(model, inputs, targets)
 
 
-_BY_HAND = ("W2", "mlp10", "words", "logistic", "deberta")
+_BY_HAND = ("W2", "mlp10", "words", "logistic", "edgenext", "maxvit", "deberta", "resnet18")
 ENGINES: dict[str, Engine] = {
     e.name: e
     for e in (
