@@ -1,4 +1,4 @@
-"""Writes clipping_bias_{imdb,cifar10,fashion_mnist}.json and imdb_kept.json into docs/clipping_bias.md; draws its plots.
+"""Writes clipping_bias_{imdb,cifar10,fashion_mnist}.json and imdb_kept.json into docs/clipping_bias.md; draws plots.
 
     python experiments/clipping_bias_page.py
 
