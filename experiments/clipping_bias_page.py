@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pages
+from results_page import age
 from sordino.report.curves import curves_svg
 from sordino.report.plots import Series
 
@@ -64,6 +65,7 @@ def sizes(document: Mapping[str, Any]) -> str:
         f"sampling, noise multiplier {sigma}. {document['notes']}. {len(runs)} runs, "
         f"{sum(run['held_out'] for run in runs)} of them to choose step sizes; "
         f"{sum(run['core_seconds'] for run in runs) / 60:.0f} minutes of one core in all."
+        f"{age('clipping_bias', document)}"
     )
 
 

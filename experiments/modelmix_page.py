@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import filled, table
+from results_page import age
 from sordino.report.curves import curves_svg
 from sordino.report.plots import Series
 
@@ -143,7 +144,8 @@ def sizes(document: Mapping[str, Any]) -> str:
     return (
         f"{setting('modelmix')} (the paper's settings: {setting('modelmix-paper')}); step sizes at ε = 0.2, 0.6, 1: "
         f"{'; '.join(rates)}. {len(runs)} runs, {sum(run['held_out'] for run in runs)} of them to choose step sizes; "
-        f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of training in all, on a core that was shared."
+        f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of training in all, on a core that was "
+        f"shared.{age('modelmix', document)}"
     )
 
 

@@ -44,6 +44,11 @@ def older(name: str, document: Document) -> bool:
     return name not in NO_TRAINING and (day(document) or ENGINE) < ENGINE
 
 
+def age(name: str, document: Document) -> str:
+    """A sentence for a page, if the trainings of a file are older than the engine; otherwise nothing."""
+    return f" Measured with the engine before {ENGINE}; not run again." if older(name, document) else ""
+
+
 def commits(document: Document) -> list[str]:
     """The commits of a file's runs, as far as they name them; else that of the file."""
     runs = document.get("runs")
