@@ -56,9 +56,8 @@ def sizes(document: Mapping[str, Any]) -> str:
     if not tested:
         return f"{document['title']}. No run on the test split yet."
     first = tested[0]
-    sigma = ", ".join(
-        f"{s:.3f} at ε = {e:g}" for e, s in sorted({(r["target_epsilon"], r["noise_multiplier"]) for r in tested})
-    )
+    multipliers = sorted({(r["target_epsilon"], f"{r['noise_multiplier']:.3f}") for r in tested})
+    sigma = ", ".join(f"{multiplier} at ε = {epsilon:g}" for epsilon, multiplier in multipliers)
     return (
         f"{document['title']}; {first['records']:,} records, {first['epochs']:.3g} epochs, {first['steps']} steps, "
         f"expected batch {document['expected_batch']}, δ = {first['delta']:g}, {first['relation']}, Poisson "

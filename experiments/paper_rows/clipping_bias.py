@@ -21,7 +21,7 @@ def _size(part: str) -> str:
 
 def _views() -> str:
     """What is known of self-augmentation, by the number of views."""
-    names = [f"+ self-augmentation {k}" for k in (4, 8, 16)]
+    names = [f"+ self-augmentation {k}" for k in ("4", "8", "16", "4, erase", "4, mixup")]
     cifar = _columns("cifar10", "enhanced + self-augmentation 4", "enhanced")
     return f"Fashion-MNIST, ε = 3: {_columns('fashion_mnist', *names)}; CIFAR-10, ε = 8: {cifar}"
 
