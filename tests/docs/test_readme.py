@@ -78,7 +78,9 @@ class TestOtherMethods:
         )
         moved = result("hidden_transfer")["table"]
         transfer = mean(moved, arm="DP-SGD, replace-one") - mean(moved, arm="dynamics")
-        said = f"{100 * (control - dynamics):.0f} points behind its control on Fashion-MNIST and {100 * transfer:.0f} in"
+        said = (
+            f"{100 * (control - dynamics):.0f} points behind its control on Fashion-MNIST and {100 * transfer:.0f} in"
+        )
         assert said in self.SAID
 
     def test_clipping_bias(self) -> None:
