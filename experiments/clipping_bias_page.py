@@ -1,4 +1,4 @@
-"""Writes the results of clipping_bias_{imdb,cifar10,fashion_mnist}.json into docs/clipping_bias.md; draws its plots.
+"""Writes clipping_bias_{imdb,cifar10,fashion_mnist}.json and imdb_kept.json into docs/clipping_bias.md; draws plots.
 
     python experiments/clipping_bias_page.py
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pages
+from results_page import age
 from sordino.report.curves import curves_svg
 from sordino.report.plots import Series
 
@@ -55,15 +56,15 @@ def sizes(document: Mapping[str, Any]) -> str:
     if not tested:
         return f"{document['title']}. No run on the test split yet."
     first = tested[0]
-    sigma = ", ".join(
-        f"{s:.3f} at ε = {e:g}" for e, s in sorted({(r["target_epsilon"], r["noise_multiplier"]) for r in tested})
-    )
+    multipliers = sorted({(r["target_epsilon"], f"{r['noise_multiplier']:.3f}") for r in tested})
+    sigma = ", ".join(f"{multiplier} at ε = {epsilon:g}" for epsilon, multiplier in multipliers)
     return (
         f"{document['title']}; {first['records']:,} records, {first['epochs']:.3g} epochs, {first['steps']} steps, "
         f"expected batch {document['expected_batch']}, δ = {first['delta']:g}, {first['relation']}, Poisson "
         f"sampling, noise multiplier {sigma}. {document['notes']}. {len(runs)} runs, "
         f"{sum(run['held_out'] for run in runs)} of them to choose step sizes; "
         f"{sum(run['core_seconds'] for run in runs) / 60:.0f} minutes of one core in all."
+        f"{age('clipping_bias', document)}"
     )
 
 
@@ -94,8 +95,21 @@ def figure(part: str, document: Mapping[str, Any]) -> str | None:
     return curves_svg(steps, curves, series, from_zero=True)
 
 
+def kept(document: Mapping[str, Any]) -> str:
+    """A linear classifier on the mean vector of the words that are kept, on held-out training reviews."""
+    rows = [
+        [
+            f"{row['words']} words of its {row['keep']}",
+            f"without the {row['without_most_frequent']} most frequent" if row["without_most_frequent"] else "all",
+            f"{100 * row['accuracy']:.1f}",
+        ]
+        for row in document["rows"]
+    ]
+    return pages.table(["kept of a review", "words", "held-out accuracy in %"], rows)
+
+
 def blocks() -> dict[str, str]:
-    found = {}
+    found = {"imdb kept": kept(json.loads((ROOT / "experiments" / "results" / "imdb_kept.json").read_text("utf8")))}
     for part in PARTS:
         document = read(part)
         found[f"{part} table"] = table(document) if document else NOT_RUN.format(part)

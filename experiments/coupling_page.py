@@ -15,6 +15,7 @@ from typing import Any
 
 import pages
 from pages import table
+from results_page import age
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "experiments" / "results", ROOT / "docs" / "coupling.md"
@@ -74,6 +75,7 @@ def accuracies() -> str:
             + "\n\nChosen on held-out rows: "
             + ", ".join(chosen(row) for row in steps)
             + "."
+            + age("coupling", document)
         )
     return "\n\n".join(blocks) or "*Not measured yet.*"
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from feature_search import judge
-from provenance import origin
+from provenance import COMMIT, origin
 from sordino import data, features
 from sordino.files import write_atomically
 
@@ -72,7 +72,7 @@ def measured(resolution: int, mirror: bool, inputs: Tensor, targets: Tensor, row
         "resolution": resolution, "mirror": mirror, "milliseconds_per_image": round(1000 * taken / len(inputs), 1),
         "mean": ridge(seen[:rows], targets[:rows], seen[rows:], targets[rows:], 10),
         **private(normalised, targets, rows, records, 10),
-        "core_seconds": round(time.process_time() - started, 1),
+        "core_seconds": round(time.process_time() - started, 1), "commit": COMMIT,
     }  # fmt: skip
 
 

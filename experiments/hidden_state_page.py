@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pages
+from results_page import age
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "hidden_state.md", ROOT / "experiments" / "results" / "hidden_state.json"
@@ -39,7 +40,8 @@ def table(document: dict[str, Any]) -> str:
 def filled(page: str, document: dict[str, Any]) -> str:
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{table(document)}\n\n{END}{after}"
+    made = "\n\n".join(filter(None, (table(document), age("hidden_state", document).strip())))
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
 def table1() -> dict[str, str]:

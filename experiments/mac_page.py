@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import filled, table
+from results_page import age
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "dp_mac.md", ROOT / "docs" / "guarantees" / "dp_mac.md")
@@ -133,6 +134,7 @@ def blocks(document: Document) -> dict[str, str]:
         "sensitivities": sensitivities(document),
         "paper_noise": paper_noise(document),
         "audit": audit(document),
+        "engine": f"mac.json:{said}" if (said := age("mac", document)) else "",
     }
 
 

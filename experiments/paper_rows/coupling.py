@@ -55,6 +55,12 @@ ROWS = (
         left="no stationary point where noise dominates: docs/coupling.md",
     ),
     Row(
+        "Remark 3.2 (privacy at α = 0 and α = 1)",
+        "src/sordino/methods/coupling/rules.py",
+        f"{TESTED}/test_coupling_rules.py",
+        left="the two ends are swapped in print: docs/guarantees/coupling.md",
+    ),
+    Row(
         "Thm 4.3, Cor. 4.3.1, Lemma 4.1 (convergence)",
         tested=f"{TESTED}/test_coupling_theorems.py",
         left="f_r is positive and falls with σ only where r follows ‖g‖; x of Lemma 4.1 is too large by (2ξ + 1)²/4ξ²; "

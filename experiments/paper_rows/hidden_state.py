@@ -64,7 +64,7 @@ ROWS = (
         left="the losses of Table 1's runs; clipped softmax is refused because it is not convex: docs/hidden_state.md",
     ),
     Row(
-        "Lemmas 4.1, 4.2, B.1-B.4 (LSI)",
+        "Lemmas 4.1, 4.2, B.1-B.4, Remark B.2 (LSI)",
         f"{BUILT}/ye_shokri.py",
         f"{TESTED}/test_ye_shokri.py",
         left="steps of proofs; the theorems below use their constants",

@@ -77,7 +77,12 @@ ROWS = (
     ),
     Row("Thm 3.1 (utility, convex)", left="a statement on utility: nothing to implement; not measured"),
     Row(
-        "Thm 3.2, B.1 (clipping threshold)",
+        "Example 3.1 (clipping without a condition on the noise)",
+        tested="tests/diagnostics/test_threshold.py",
+        left="both of its statements hold; its noise breaks Assumption 2.1 as printed: docs/modelmix.md",
+    ),
+    Row(
+        "Thm 3.2, B.1, Lemma B.1 (clipping threshold)",
         "src/sordino/diagnostics/threshold.py",
         "tests/diagnostics/test_threshold.py",
         left="implemented as advice on the clip norm; the bound itself is not measured",

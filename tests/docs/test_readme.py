@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,72 @@ def test_the_speeds_are_those_of_the_benchmark_file(monkeypatch: pytest.MonkeyPa
     printed = README.read_text(encoding="utf8"), (README.parent / "docs/benchmarks.md").read_text(encoding="utf8")
     assert f"{tables.SHORT_BEGIN}\n{tables.summary(results)}\n{tables.SHORT_END}" in printed[0]
     assert f"{tables.BEGIN}\n{tables.tables(results)}\n{tables.END}" in printed[1]
+
+
+def result(name: str) -> Any:
+    path = README.parent / "experiments" / "results" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf8"))
+
+
+def mean(rows: list[dict[str, Any]], **wanted: Any) -> float:
+    """The mean of the one row of a result's table that has these entries."""
+    (found,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return float(found["mean"])
+
+
+class TestOtherMethods:
+    """The sentences under "The other methods" say what the result files say."""
+
+    SAID = " ".join(README.read_text(encoding="utf8").partition("- **The other methods**")[2].split())
+
+    def test_modelmix(self) -> None:
+        rows = result("modelmix_table1")["table"]
+
+        def gain(over: str, epsilon: float) -> float:
+            return mean(rows, arm="modelmix", target_epsilon=epsilon) - mean(rows, arm=over, target_epsilon=epsilon)
+
+        assert gain("dpsgd", 0.2) > 0 > gain("dpsgd", 1.0)
+        assert abs(gain("dpsgd", 0.6)) < 0.4
+        assert "ahead of DP-SGD at ε = 0.2, within 0.4 points of it at 0.6 and behind at ε = 1" in self.SAID
+        at = sorted(row["target_epsilon"] for row in rows if row["arm"] == "modelmix")
+        behind = [-gain("averaging", epsilon) for epsilon in at]
+        listed = ", ".join(f"{epsilon:g}" for epsilon in at[:-1]) + f" and {at[-1]:g}"
+        assert f"is {min(behind):.1f} to {max(behind):.1f} points ahead of it at ε = {listed}" in self.SAID
+
+    def test_hidden_state(self) -> None:
+        rows = result("hidden_table1")["table"]
+        control, dynamics = (
+            mean(rows, dataset="fashion-mnist", column=column)
+            for column in ("DP-SGD, clipped gradients, replace-one", "dynamics")
+        )
+        moved = result("hidden_transfer")["table"]
+        transfer = mean(moved, arm="DP-SGD, replace-one") - mean(moved, arm="dynamics")
+        said = (
+            f"{100 * (control - dynamics):.0f} points behind its control on Fashion-MNIST and {100 * transfer:.0f} in"
+        )
+        assert said in self.SAID
+
+    def test_clipping_bias(self) -> None:
+        imdb, cifar = result("clipping_bias_imdb")["table"], result("clipping_bias_cifar10")["table"]
+
+        def gain(column: str, epsilon: float) -> float:
+            own, base = (mean(imdb, column=c, target_epsilon=epsilon) for c in (column, "original"))
+            return 100 * (own - base)
+
+        assert f"gain {gain('enhanced', 4.0):.1f} points on IMDb" in self.SAID
+        gates = [gain("standardised projections only", epsilon) for epsilon in (4.0, 8.0)]
+        assert f"gains {gates[0]:.1f} points there, and {gates[1]:.1f} at ε = 8" in self.SAID
+        both = [100 * mean(cifar, column=column, target_epsilon=8.0) for column in ("enhanced", "original")]
+        assert f"On CIFAR-10 they gain {both[0] - both[1]:.0f} points" in self.SAID
+
+    def test_coupling(self) -> None:
+        runs = [run for run in result("coupling_cifar10_redrawn")["runs"].values() if run["share"] == 0.2]
+        own, control = (
+            {run["seed"]: run["accuracy"] for run in runs if run["column"] == column and not run["held_out"]}
+            for column in ("Coupling", "OnlyPriv+")
+        )
+        gains = [100 * (own[seed] - control[seed]) for seed in own]
+        assert f"{min(gains):.1f} to {max(gains):.1f} points over that control with a fifth" in self.SAID
 
 
 def test_every_link_of_the_documentation_leads_somewhere() -> None:

@@ -78,6 +78,15 @@ def test_the_page_says_what_the_result_file_says(part: str) -> None:
     assert page.pages.filled(text, own) == text, "run python experiments/clipping_bias_page.py"
 
 
+def test_the_readings_of_the_theory_page_are_those_of_the_result_file() -> None:
+    script = module("instruments_figures")
+    text = script.PAGE.read_text(encoding="utf8")
+    document = json.loads((script.ROOT / "experiments" / "results" / "instruments.json").read_text(encoding="utf8"))
+    assert script.pages.filled(text, script.blocks(document)) == text, "run python experiments/instruments_figures.py"
+    at = next(row for row in document["runs"]["c = 1"]["noise_by_window"] if row["step"] == 75)
+    assert f"{at['1']:.1f} for K₀ = 1 and {at['8']:.1f} for K₀ = 8" in " ".join(text.split())
+
+
 def test_a_column_of_the_table_is_the_mean_over_its_seeds() -> None:
     script, page = module("clipping_bias"), module("clipping_bias_page")
     part = script.PARTS["cifar10"]

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from small_audits import RECORDS, small_data, small_model
 from sordino.audit import AuditResult, audit_plan
-from sordino.audit.canaries import make_canaries
-from sordino.audit.claims import claim_family
-from sordino.audit.guesses import choose_guesses
 from sordino.audit.noise_check import NoiseCheck, distribution
-from sordino.audit.one_run import judge
-from sordino.clipping import FlatClip, L2LinfClip
+from sordino.clipping import L2LinfClip
 from sordino.errors import ClaimBroken, InputError
 from sordino.methods import modelmix
 from sordino.methods.modelmix.scores import MixedScorer, log_gaussian_uniform, log_laplace_uniform
 from sordino.plan import Plan
-from sordino.randomness import RandomSource
 
-SIGMA, WIDTH, STEPS = 4.0, 64.0, 40
-"""Noise and uniform width in clip norms: most of the variance is uniform, so much is lost when it is narrower."""
+sys.path.insert(0, str(Path(__file__).parents[3] / "experiments"))
+
+from modelmix_momentum import SIGMA, STEPS, WIDTH, audited, printed_with_momentum
+
+# SIGMA, WIDTH: in clip norms. Most of the variance is uniform, so much is lost when it is narrower.
 
 
 def mix_plan(**changes: Any) -> Plan:
@@ -81,23 +80,6 @@ class TestVerdict:
             audit(mix_plan(steps=2), width_scale=1.5)
 
 
-def printed_with_momentum(momentum: float, coins: Tensor, steps: int, generator: np.random.Generator) -> np.ndarray:
-    """Algorithm 1 as printed, on one coordinate per canary, with a buffer in the place of G + Δ: what the iterates
-    show, (mean of the last two − the new one)/η, which is the buffer and uniform noise. (steps, canaries)"""
-    size, lr, tau = len(coins), 0.1, WIDTH * 0.1
-    last, before, buffer, seen = np.zeros(size), np.zeros(size), np.zeros(size), []
-    for _ in range(steps):
-        buffer = momentum * buffer + coins.numpy() + SIGMA * generator.normal(size=size)
-        mean, gap = (last + before) / 2, last - before
-        side = np.where(gap >= 0, 1.0, -1.0)
-        half = np.maximum(np.abs(gap), tau) / 2
-        a = generator.random(size)
-        mixed = a * (mean + side * half) + (1 - a) * (mean - side * half)
-        last, before = mixed - lr * buffer, last
-        seen.append((mean - last) / lr)
-    return np.stack(seen)
-
-
 class TestMomentum:
     """A buffer repeats a record's gradient in every later step, under the same Gaussian and under fresh uniform noise,
     which averages out: the mixing that was to hide it does not. Over *released* gradients (ours) the same buffer is
@@ -105,14 +87,9 @@ class TestMomentum:
 
     @pytest.mark.parametrize(("momentum", "holds"), [(0.0, True), (0.9, False)])
     def test_in_algorithm_1_as_printed_the_audit_sees_it(self, momentum: float, holds: bool) -> None:
-        claim = mix_plan()
-        source = RandomSource.seeded(0)
-        canaries = make_canaries({"w": torch.Size([5000])}, FlatClip(1.0), 5000, "add-remove", source)
-        seen = printed_with_momentum(momentum, canaries.coins, STEPS, np.random.default_rng(0))
-        values = torch.ones(5000, 1, dtype=torch.float64)
-        guesses = choose_guesses(MixedScorer.of(claim), values, STEPS, 5000, claim_family(claim), 0.95)
-        scores = torch.from_numpy(best_linear_score(seen, momentum))
-        assert judge(claim, [(scores, canaries.coins)], guesses, 0.95).holds == holds
+        found = audited(momentum, seed=0)
+        assert found["holds"] == holds
+        assert (found["epsilon_lower"] <= found["epsilon_claimed"]) == holds
 
     def test_and_so_does_the_look_at_the_noise(self) -> None:
         coins = torch.arange(5000) % 2
@@ -131,14 +108,6 @@ class TestMomentum:
         coins = torch.ones(100, dtype=torch.int64)
         one, other = (printed_with_momentum(m, coins, 1, np.random.default_rng(2)) for m in (0.0, 0.9))
         assert np.array_equal(one, other)
-
-
-def best_linear_score(seen: np.ndarray, momentum: float) -> np.ndarray:
-    """Σ_k a_k·o_k with the weights that a Gaussian of the same covariance would ask for."""
-    steps = len(seen)
-    carried = np.array([[momentum ** (i - j) if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
-    covariance = SIGMA**2 * carried @ carried.T + WIDTH**2 / 12 * np.eye(steps)
-    return np.asarray(np.linalg.solve(covariance, carried.sum(1)) @ seen)
 
 
 class TestDensity:
