@@ -23,7 +23,6 @@ from sordino.gradients.checks.interaction import (
     changed,
     generator_of,
     in_double_of,
-    in_numpy,
     losses_of,
     typical,
     wide,
@@ -36,7 +35,7 @@ from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading
 from sordino.gradients.state.kept import put_back
 from sordino.gradients.sums.contributions import Contribution, Outer
-from sordino.gradients.sums.memory import give_back_freed_memory, lengths
+from sordino.gradients.sums.memory import give_back_freed_memory, in_numpy, lengths
 from sordino.gradients.sums.narrow import narrow_sum
 from sordino.gradients.sums.runs import RUN
 from sordino.gradients.sums.totals import keep

@@ -32,6 +32,7 @@ from sordino.gradients.shards import reading
 from sordino.gradients.state.kept import put_back
 from sordino.gradients.state.left import refuse_kept_values
 from sordino.gradients.state.roots import roots_of
+from sordino.gradients.sums.memory import in_numpy
 from sordino.gradients.survey import survey
 
 Data = tuple[Any, Any]
@@ -243,11 +244,6 @@ def _apart(found: Tensor, base: Tensor, typical: float) -> float:
     with np.errstate(over="ignore"):
         gap = np.abs(a[finite] - b[finite]) / np.maximum(np.abs(b[finite]), max(typical, 1e-12))
     return float(gap.max(initial=0.0))
-
-
-def in_numpy(t: Tensor) -> Any:
-    """In double precision. torch's functions on a few numbers load megabytes of code into the first step."""
-    return t.detach().double().cpu().numpy()
 
 
 def typical(base: Tensor) -> float:

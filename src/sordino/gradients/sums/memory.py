@@ -256,6 +256,12 @@ def _for_blocks(left: Tensor, right: Tensor, weight: Tensor) -> Kernels | None:
     return compiled() if left.stride(1) == right.stride(1) == 1 else None
 
 
+def in_numpy(t: Tensor) -> npt.NDArray[np.float64]:
+    """In double precision. torch's functions on a few numbers load megabytes of code into the first step."""
+    found: npt.NDArray[np.float64] = t.detach().double().cpu().numpy()
+    return found
+
+
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """√ of the sum of (records,) vectors, and whether all of these are finite."""
     if not terms[0].is_cpu:
