@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from gradients.cases import Fn, matches, noise, squared
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
-from sordino.gradients import Rows, clipped_sum
+from sordino.gradients import Rows, brute_force, clipped_sum
+from sordino.gradients.checks.assurance import Assurance
 
 rfft, irfft, joined = torch.fft.rfft, torch.fft.irfft, torch.view_as_complex
 
@@ -56,3 +57,14 @@ def test_a_complex_parameter_is_refused_with_the_remedy() -> None:
     model = Fn(lambda s, x: (rfft(x) @ s.w).abs(), w=torch.randn(3, 2, dtype=torch.complex128))
     with pytest.raises(Refused, match=r"^w: a complex parameter.*view_as_complex"):
         clipped_sum(model, squared, Rows(noise(5, 4), noise(5)), FlatClip(1.0))
+
+
+def test_a_constant_that_is_conjugated_in_a_model_that_asks_for_its_size() -> None:
+    """Its content is compared between passes; torch has conjugated it in name only."""
+    constant = torch.tensor([1 + 2j, 0.5j, -1, 2 - 1j]).conj()
+    model = Fn(lambda s, x: (s.a(x).reshape(x.shape[0], 4) * constant).abs().sum(1), a=nn.Linear(4, 4))
+    rows = Rows(torch.randn(6, 4), torch.randn(6))
+    found = clipped_sum(model, lambda out, y: (out - y).square(), rows, FlatClip(1.0), assurance=Assurance())
+    wanted = brute_force(model, lambda out, y: (out - y).square(), rows, FlatClip(1.0))
+    for name, total in found.sums.items():
+        assert torch.allclose(total.double(), wanted.sums[name].double(), atol=1e-5)

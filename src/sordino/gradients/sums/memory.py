@@ -71,7 +71,7 @@ def checksum(t: Tensor) -> int:
     """A hash of a tensor's content: equal for equal values of the same type."""
     if t.dtype in _NUMPY and t.is_cpu and t.is_contiguous() and not t.is_neg():
         return zlib.crc32(t.detach().numpy().data)
-    flat = t.detach().cpu().reshape(-1)
+    flat = t.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
     flat = flat if flat.is_contiguous() and flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
