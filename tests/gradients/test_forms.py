@@ -36,6 +36,20 @@ def test_rows_that_can_not_be_selected_are_named_with_the_remedy(form: str) -> N
         clipped_sum(nn.Linear(6, 3), F.cross_entropy, rows, FlatClip(1.0))
 
 
+@pytest.mark.parametrize("where", ["inputs", "targets", "the call"])
+def test_tensors_of_inference_mode_and_calls_within_it_are_named_with_the_remedy(where: str) -> None:
+    """Both ended in "Inference tensors do not track version counter"."""
+    with torch.inference_mode():
+        made = {"inputs": torch.randn(5, 6), "targets": torch.zeros(5, dtype=torch.long)}
+        if where == "the call":
+            with pytest.raises(InputError, match="outside of"):
+                clipped_sum(nn.Linear(6, 3), F.cross_entropy, Rows(**made), FlatClip(1.0))
+    if where != "the call":
+        rows = {name: t if name == where else t.clone() for name, t in made.items()}
+        with pytest.raises(InputError, match=f"{where} have a tensor that was made in torch.inference_mode"):
+            clipped_sum(nn.Linear(6, 3), F.cross_entropy, Rows(**rows), FlatClip(1.0))
+
+
 class Halves(nn.Module):
     """Single precision, but for one layer that casts its own weights."""
 

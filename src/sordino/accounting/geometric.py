@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.accounting.pairs import Array, GridTooLarge
+from sordino.native.convolutions import add_convolutions
 
 MOST_CELLS = 1 << 15
 _MOST_LOGS = 690.0  # length of a grid: quotients of its values are finite doubles
@@ -64,13 +65,8 @@ class Spread:
         for large, small, factor, least in _orders(a, b):
             start = (large.lower - low) * ratio
             near = _Near(large, small, factor, least, places)
-            padded = near.padded(small.masses)
-            up, down = near.often * near.up, near.often * (1 - near.up)
-            for cell, first, end in near.groups():
-                group = slice(first - near.least, end - near.least)
-                for weights, point in ((down[group], cell), (up[group], cell + 1)):
-                    here, mass = near.shifted(padded, weights, first)
-                    _add(result, start + point + here.start * ratio, ratio, large.masses[here] * mass)
+            near.add(small.masses, near.often * (1 - near.up), large.masses, result, start, ratio)
+            near.add(small.masses, near.often * near.up, large.masses, result, start + 1, ratio)
             # e^{jh} + s with s < e^{jh}·(e^fine − 1) rises to the next point with probability s / (e^{jh}·(e^fine − 1))
             scale = small.lower * step
             mass = factor * large.masses * _far(small, small.masses, places.reach, large)
@@ -148,14 +144,9 @@ class Contracted:
         for large, small, factor, least in _orders(a, b):
             start = (large.lower - low) * ratio
             near = _Near(large, small, factor, least, places)
-            padded = near.padded(small.masses), near.padded(small.means)
-            for cell, first, end in near.groups():
-                often = near.often[first - near.least : end - near.least]
-                here, mass = near.shifted(padded[0], often, first)
-                _, mean = near.shifted(padded[1], often, first)
-                place = start + cell + here.start * ratio
-                _add(masses, place, ratio, large.masses[here] * mass)
-                _add(means, place, ratio, large.means[here] * mass + large.masses[here] * mean)
+            near.add(small.masses, near.often, large.masses, masses, start, ratio)
+            near.add(small.masses, near.often, large.means, means, start, ratio)
+            near.add(small.means, near.often, large.masses, means, start, ratio)
             mass = factor * _far(small, small.masses, places.reach, large)
             mean = factor * _far(small, small.means, places.reach, large)
             _add(masses, start, ratio, large.masses * mass)
@@ -231,24 +222,21 @@ class _Near(Generic[_Variable]):
         self.cells = places.cells[self.least : self.stop]
         self.up = places.up[self.least : self.stop]
 
-    def groups(self) -> Iterator[tuple[int, int, int]]:
-        """(cell, first difference, end) for all differences, grouped by cell; the cells decrease."""
-        if len(self.cells):
-            edges: list[int] = (np.flatnonzero(np.diff(self.cells)) + 1).tolist()
-            for first, end in zip([0, *edges], [*edges, len(self.cells)], strict=True):
-                yield int(self.cells[first]), first + self.least, end + self.least
+    def groups(self) -> NDArray[np.int64]:
+        """Rows (first and last + 1 point of `large`, first and last + 1 difference − least, cell) of equal cells."""
+        edges = np.flatnonzero(np.diff(self.cells, prepend=-1, append=-1))  # cells are not negative
+        first, end = edges[:-1] + self.least, edges[1:] + self.least
+        start = np.maximum(first - self.offset, 0)
+        stop = np.maximum(np.minimum(self.counts[0], self.counts[1] - self.offset + end - 1), start)
+        return np.stack([start, stop, edges[:-1], edges[1:], self.cells[edges[:-1]]], 1)
 
-    def padded(self, values: Array) -> Array:
-        """Values at the points of `small`, with zeros around them."""
-        return np.pad(values, len(self.often))
-
-    def shifted(self, padded: Array, weights: Array, first: int) -> tuple[slice, Array]:
-        """(points p of `large`, the sum of weights[d − first]·value[p − d] over the points of `small`)."""
-        start = max(0, first - self.offset)
-        stop = max(min(self.counts[0], self.counts[1] - self.offset + first + len(weights) - 1), start)
-        begin = start + self.offset - first - len(weights) + 1 + len(self.often)
-        source = padded[begin : begin + stop - start + len(weights) - 1]
-        return slice(start, stop), np.convolve(source, weights, mode="valid")
+    def add(self, values: Array, weights: Array, factors: Array, result: Array, start: int, ratio: int) -> None:
+        """result[start + cell + ratio·p] += factors[p] · Σ_d weights[d − least]·values[p − d], for each point p of
+        `large` and each cell, over the differences d of this cell; values: at the points of `small`."""
+        around = len(self.often)
+        padded = np.pad(values, around)
+        groups, shift = self.groups() + np.array([0, 0, 0, 0, start]), self.offset - self.least + around
+        add_convolutions(padded, weights, factors, groups, ratio, shift, result)
 
 
 class _Pairs:

@@ -153,6 +153,8 @@ def count(rows: Rows) -> int:
 
 def checked(rows: Rows) -> tuple[int, int]:
     """(rows, records), after checking that the index, the coefficients and the data are consistent."""
+    if torch.is_inference_mode_enabled():
+        raise InputError("gradients are computed here: call it outside of torch.inference_mode()")
     for part, tree in (("inputs", rows.inputs), ("targets", rows.targets)):
         for t in tensors(tree):
             _check_form(part, t)
@@ -187,6 +189,11 @@ def _check_form(part: str, t: Tensor) -> None:
         raise InputError(
             f"Rows: {part} have a tensor that is {found.replace('_', ' ').strip()}, whose rows can't be selected: give "
             "a dense one (.to_dense(), .dequantize(); nested: to_padded_tensor with a public length)"
+        )
+    if t.is_inference():
+        raise InputError(
+            f"Rows: {part} have a tensor that was made in torch.inference_mode(), which takes part in no gradient: make "
+            "it under torch.no_grad() instead, or give its .clone()"
         )
 
 

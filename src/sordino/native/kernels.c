@@ -689,6 +689,36 @@ WIDE void lstm_back_f32(const float *restrict gates, const float *restrict befor
 LARGEST(largest_f32, float, int32_t, 0x7FFFFFFF)
 LARGEST(largest_f64, double, int64_t, 0x7FFFFFFFFFFFFFFF)
 
+/* out[place + ratio * p] += factors[p] times the sum over first <= k < end of weights[k] * values[p + shift - k], for
+ * the points start <= p < stop of each group (start, stop, first, end, place). POINTS points at a time are handled for
+ * all groups: they stay in the cache. The sums of LINE points stay in registers. sizes: the number of groups, the number
+ * of points, ratio, shift. */
+enum { POINTS = 512, LINE = 32 };
+
+INLINE void line(const double *restrict values, const double *restrict weights, int64_t width, int64_t n,
+                 double *restrict sums) {
+    for (int64_t k = 0; k < width; k++, values--)
+        for (int64_t j = 0; j < n; j++) sums[j] += weights[k] * values[j];
+}
+
+WIDE void grouped_f64(const double *restrict values, const double *restrict weights, const double *restrict factors,
+                      const int64_t *restrict groups, const int64_t *restrict sizes, double *restrict out) {
+    const int64_t ratio = sizes[2], shift = sizes[3];
+    for (int64_t block = 0; block < sizes[1]; block += POINTS)
+        for (const int64_t *g = groups; g < groups + 5 * sizes[0]; g += 5) {
+            const int64_t stop = g[1] < block + POINTS ? g[1] : block + POINTS;
+            for (int64_t p = g[0] > block ? g[0] : block; p < stop; p += LINE) {
+                const int64_t n = stop - p < LINE ? stop - p : LINE;
+                const double *from = values + p + shift - g[2];
+                double sums[LINE] = {0}, *restrict to = out + g[4] + ratio * p;
+                if (n == LINE) line(from, weights + g[2], g[3] - g[2], LINE, sums);
+                else line(from, weights + g[2], g[3] - g[2], n, sums);
+                if (ratio == 1) for (int64_t j = 0; j < n; j++) to[j] += factors[p + j] * sums[j];
+                else for (int64_t j = 0; j < n; j++) to[ratio * j] += factors[p + j] * sums[j];
+            }
+        }
+}
+
 /* (n, C, H, W) -> (n, places, C * kh * kw): the patch under the kernel at each of its places. For common kernel
  * widths the length of the inner loop is a constant. */
 typedef struct {

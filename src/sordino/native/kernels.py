@@ -16,6 +16,7 @@
 | `few_outputs`   | a linear map, and `squares` of its input | the same up to rounding, and 2⁻¹⁷ for the squares       |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
 | `lstm_step`, `lstm_back` | a dozen operations on an LSTM's gates | the same up to 2⁻²¹ of each, or of 1          |
+| `grouped`       | short convolutions, and their sum      | the same up to rounding                                  |
 | `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
 `compiled()` is None without the library, and also if the library, tested on a block of digits, rounds differently from
@@ -178,6 +179,7 @@ class Kernels:
         self._key_stream = function("key_stream", c_int32, c_char_p, c_uint64, c_int64, c_void_p)
         self.lstm_step = function("lstm_step_f32", None, *pointers, c_void_p, c_void_p, c_int64, c_int64)
         self.lstm_back = function("lstm_back_f32", None, *pointers, *pointers, c_int64, c_int64)
+        self.grouped = function("grouped_f64", None, *[c_void_p] * 6)
         self._largest = functions("largest_*", c_double, c_void_p, c_int64)
 
     def rounded_sum(
