@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from functools import cache
 from itertools import product
@@ -32,7 +33,16 @@ from sordino.plan import Plan
 from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
 
-DEFAULTS = {"epsilon": 3.0, "batch": 8192, "steps": 100, "clip": 0.01, "lr": 6000.0, "average": 0.95, "seed": 0}
+DEFAULTS = {
+    "epsilon": 3.0,
+    "batch": 8192,
+    "steps": 100,
+    "clip": 0.01,
+    "lr": 6000.0,
+    "average": 0.95,
+    "cosine": 0.0,
+    "seed": 0,
+}
 MOMENTUM, DELTA = 0.9, 1e-5
 
 
@@ -48,7 +58,8 @@ def noise_of(epsilon: float, records: int, batch: int, steps: int) -> float:
 def trained(
     rows: Tensor, targets: Tensor, classes: int, setting: dict[str, Any], sigma: float | None = None
 ) -> tuple[Tensor, float]:
-    """(weights (d + 1, classes), noise multiplier) of clipped, noisy momentum SGD with an average of the iterates.
+    """(weights (d + 1, classes), noise multiplier) of clipped, noisy momentum SGD with an average of the iterates; with
+    ``cosine`` the step size falls to 0 along half a cosine.
 
     sigma: a noise multiplier that replaces that of a plan for these rows.
     """
@@ -59,7 +70,7 @@ def trained(
     wanted = torch.nn.functional.one_hot(targets, classes).float()
     lengths = rows.square().sum(1) + 1
     weights, momentum, average = (torch.zeros(rows.shape[1] + 1, classes) for _ in range(3))
-    for _ in range(steps):
+    for step in range(steps):
         at = int(torch.randint(0, len(rows) - batch + 1, (1,), generator=generator))
         x = rows[at : at + batch]
         error = torch.softmax(x @ weights[:-1] + weights[-1], 1) - wanted[at : at + batch]
@@ -68,7 +79,8 @@ def trained(
         total = torch.cat([(error.T @ x).T, error.sum(0, keepdim=True)])  # ten times as fast as x.T @ error
         total += sigma * clip * torch.randn(total.shape, generator=generator)
         momentum = MOMENTUM * momentum + total / batch
-        weights = weights - setting["lr"] * momentum
+        rate = (1 + math.cos(math.pi * step / steps)) / 2 if setting.get("cosine") else 1.0
+        weights = weights - setting["lr"] * rate * momentum
         average = setting["average"] * average + (1 - setting["average"]) * weights
     return average / (1 - setting["average"] ** steps), sigma
 

@@ -247,8 +247,8 @@ def heads(document: Document) -> str:
         if key not in best or trial["held_out_accuracy"] > best[key]["held_out_accuracy"]:
             best[key] = trial
     rows = [
-        [f"{epsilon:g}", recipe, f"{t['steps']:g}", f"{t['batch']:g}", f"{t['clip']:g}", f"{t['lr']:g}",
-         f"{t['average']:g}", percent(t["held_out_accuracy"])]
+        [f"{epsilon:g}", recipe, f"{t['steps']:g}", f"{t['batch']:g}", f"{t['clip']:g}",
+         f"{t['lr']:g}{' to 0' if t.get('cosine') else ''}", f"{t['average']:g}", percent(t["held_out_accuracy"])]
         for (epsilon, recipe), t in sorted(best.items())
     ]  # fmt: skip
     trials = document["trials"].values()

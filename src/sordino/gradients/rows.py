@@ -192,8 +192,8 @@ def _check_form(part: str, t: Tensor) -> None:
         )
     if t.is_inference():
         raise InputError(
-            f"Rows: {part} have a tensor that was made in torch.inference_mode(), which takes part in no gradient: make "
-            "it under torch.no_grad() instead, or give its .clone()"
+            f"Rows: {part} have a tensor that was made in torch.inference_mode(), which takes part in no gradient: "
+            "make it under torch.no_grad() instead, or give its .clone()"
         )
 
 
