@@ -9,7 +9,8 @@ clipping of rows bounds that. Tested before training:
 - items are read from datasets that lack the last record, or the second half of them, and must be the same. Otherwise
   they depend on the number of records, on statistics over all of them, or on other records (mixup, triplets, windows
   that overlap). Such a dataset is made where records are entries of lists, arrays, tensors or data frames that the
-  dataset, or one inside it, has as attributes, also within tuples and dicts. Where that can't be done, or where reading from it fails, nothing is known.
+  dataset, or one inside it, has as attributes, also within tuples, lists and dicts. Where that can't be done, or where
+  reading from it fails, nothing is known.
 
 Not seen: what was computed from all records before, such as a mean that `__init__` has stored. That is as if the rows
 had been given in that form: such statistics must be public or released (docs/threat-model.md).
