@@ -440,37 +440,6 @@ class TestLoading:
         assert not agrees(WrongAgain(spec.origin))
 
 
-@pytest.mark.parametrize("hidden", [1, 5, 64])
-def test_a_step_of_an_lstm_is_torchs_up_to_single_precision(hidden: int) -> None:
-    kernels = compiled()
-    if kernels is None:
-        pytest.skip("the library is not there")
-    generator = torch.Generator().manual_seed(hidden)
-    gates = torch.randn(7, 4, hidden, generator=generator) * torch.tensor([0.01, 1, 3, 20])[:, None]
-    before = torch.randn(7, hidden, generator=generator)
-    gates[2, 0, 0], gates[3, 2, 0] = float("nan"), float("inf")  # a record that is not finite stays so
-    exact = gates.double()
-    squashed_gates, cells, squashed, out = gates.clone(), *(torch.empty(7, hidden) for _ in range(3))
-    kernels.lstm_step(*(t.data_ptr() for t in (squashed_gates, before, cells, squashed, out)), 7, hidden)
-    i, f, g, o = exact[:, 0].sigmoid(), exact[:, 1].sigmoid(), exact[:, 2].tanh(), exact[:, 3].sigmoid()
-    cell = f * before + i * g
-    for found, wanted in zip((*squashed_gates.unbind(1), cells, out), (i, f, g, o, cell, o * cell.tanh()), strict=True):
-        assert torch.allclose(found.double(), wanted, rtol=2**-21, atol=2**-21, equal_nan=True)
-    dh, dc = torch.randn(7, hidden, generator=generator), torch.randn(7, hidden, generator=generator)
-    left, delta = dc.clone(), torch.empty(7, 4, hidden)
-    places = squashed_gates, before, squashed, dh, left, delta
-    kernels.lstm_back(*(t.data_ptr() for t in places), 7, hidden)
-    leaves = exact.clone().requires_grad_(), before.double().requires_grad_()
-    gate = leaves[0].unbind(1)
-    after = gate[1].sigmoid() * leaves[1] + gate[0].sigmoid() * gate[2].tanh()
-    shown = gate[3].sigmoid() * after.tanh()
-    wanted = torch.autograd.grad((shown, after), leaves, (dh.double(), dc.double()))
-    for found, want in zip((delta, left), wanted, strict=True):
-        rows = torch.isfinite(want.flatten(1)).all(1)
-        assert torch.allclose(found[rows].double(), want[rows], rtol=1e-5, atol=1e-5)
-        assert not bool(torch.isfinite(found[2].flatten()).all())
-
-
 @needs_compiler
 @pytest.mark.parametrize(("outputs", "inputs"), [(25, 1), (96, 31), (97, 129), (130, 300), (193, 33)])
 @pytest.mark.parametrize("each", [1, 4, 40, 200])

@@ -8,6 +8,7 @@
 | `squares`       | products in double, and their sums     | the same up to 2⁻¹⁷ (docs/guarantees/noise.md, section 6) |
 | `scaled`        | a product, and another one for the sum | the same up to the rounding of double precision           |
 | `gathered`      | a vector times a matrix, in double     | likewise                                                  |
+| `squares_of_all`, `gathered_all` | `squares` and `gathered` of many small gradients, one call | the same |
 | `scattered`     | torch's `index_add_`, in double        | likewise                                                  |
 | `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
 | `merged`        | a sort and sums of equal neighbours, in float32 | the same up to rounding                         |
@@ -15,7 +16,9 @@
 | `largest`       | a minimum and a maximum                | the same                                                  |
 | `few_outputs`   | a linear map, and `squares` of its input | the same up to rounding, and 2⁻¹⁷ for the squares       |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
-| `lstm_step`, `lstm_back` | a dozen operations on an LSTM's gates | the same up to 2⁻²¹ of each, or of 1          |
+| `lstm_*`        | a loop over the steps of an LSTM       | the same up to 2⁻²¹ of each gate, or of 1, and rounding  |
+| `products`      | a product for each record, and `squares` of it | the same up to the rounding of a record          |
+| `maps`          | a linear map                           | the same up to rounding                                  |
 | `grouped`       | short convolutions, and their sum      | the same up to rounding                                  |
 | `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
@@ -168,6 +171,9 @@ class Kernels:
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
+        self._squares_of_all = function("squares_of_all_f32", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
+        self._gathered_all = function("gathered_all_f32", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
+        self._gathered_room = function("gathered_room", c_int64)
         self._merged = function("merged_f32", c_int64, *pointers, c_int64, c_int64, *pointers, c_void_p)
         self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
         self._blocked = function("block_sums_f32", None, *[c_void_p] * 8)
@@ -177,8 +183,13 @@ class Kernels:
         self.few_outputs = functions("few_outputs_*", None, *dots)
         self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
         self._key_stream = function("key_stream", c_int32, c_char_p, c_uint64, c_int64, c_void_p)
-        self.lstm_step = function("lstm_step_f32", None, *pointers, c_void_p, c_void_p, c_int64, c_int64)
-        self.lstm_back = function("lstm_back_f32", None, *pointers, *pointers, c_int64, c_int64)
+        self._lstm = [function(f"lstm_{name}_f32", None, *[c_void_p] * 10) for name in ("forward", "backward")]
+        self._lstm_room = function("lstm_room", c_int64, c_int64)
+        self._products = function("products_f32", None, *pointers, *pointers, c_int32)
+        self._products_room = function("products_room", c_int64, *sizes)
+        self._maps = function("maps_f32", None, *pointers, *pointers, c_int32)
+        self._maps_room = function("maps_room", c_int64)
+        self.maps_pay = bool(function("maps_pay", c_int32)())
         self.grouped = function("grouped_f64", None, *[c_void_p] * 6)
         self._largest = functions("largest_*", c_double, c_void_p, c_int64)
 
@@ -233,6 +244,22 @@ class Kernels:
         tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
         self._blocked(left[0], right[0], *tables, *((0, total) if narrow else (total, 0)))
 
+    def squares_of_all(self, arrays: Sequence[int], n: int, out: int) -> None:
+        """out (n) ← the sums of squares of the n rows of all arrays, which are float32.
+
+        arrays: address, columns, stride and 0 of each.
+        """
+        table, room = array("q", arrays), np.empty(n)
+        self._squares_of_all(table.buffer_info()[0], len(arrays) // 4, n, room.ctypes.data, out)
+
+    def gathered_all(self, arrays: Sequence[int], n: int, weights: int) -> None:
+        """For each array the sum of its n rows times their weights, in double precision, rounded once to float32.
+
+        arrays: address, columns, stride and the address of the sum of each.
+        """
+        table, room = array("q", arrays), np.empty(self._gathered_room())
+        self._gathered_all(table.buffer_info()[0], len(arrays) // 4, n, weights, room.ctypes.data)
+
     def merged(self, rows: int, at: int, shape: Sequence[int], size: int, skip: int, found: Sequence[int]) -> int:
         """Sums the rows (m, S, d) of each record and place: values, places and owners go to the addresses `found`.
 
@@ -253,6 +280,49 @@ class Kernels:
         room, sums = np.empty(len(total) + 1 + shape[0], np.int64), np.empty(shape[1])
         to = room.ctypes.data, sums.ctypes.data, total.data_ptr()
         self._placed(rows, *shape, place, owner, weight, len(total), *to)
+
+    def products(
+        self,
+        left: int,
+        right: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        out: int,
+        norm2: int,
+        narrow: bool = False,
+    ) -> None:
+        """out (n, p, q) ← Σ_k left_k ⊗ right_k for each record, in float32; norm2 (n) ← their squared norms, float64.
+
+        left (n, S, p) and right (n, S, q) by address. shape: n, S, p, q. strides: three of left, the first two of
+        right, whose third is 1. out: 0 if only the norms are needed. narrow: use vectors of 256 bits.
+        """
+        sizes = array("q", [*shape, *strides])
+        room = np.empty(self._products_room(*shape[1:]), np.float32)
+        self._products(left, right, sizes.buffer_info()[0], room.ctypes.data, out, norm2, narrow)
+
+    def maps(self, x: int, matrix: int, bias: int, sizes: Sequence[int], out: int, narrow: bool = False) -> None:
+        """out (n, q) ← x (n, p) · matrix (p, q) + bias, in float32, by address; bias may be 0.
+
+        sizes: n, p, q, the strides of the rows of x and of the matrix, and whether the matrix is stored as (q, p).
+        narrow: use vectors of 256 bits.
+        """
+        table, room = array("q", sizes), np.empty(self._maps_room(), np.float32)
+        self._maps(x, matrix, bias, table.buffer_info()[0], room.ctypes.data, out, narrow)
+
+    def lstm(
+        self,
+        backwards: bool,
+        tensors: Sequence[int],
+        sizes: Sequence[int],
+        results: Sequence[int],
+        narrow: bool = False,
+    ) -> None:
+        """All steps of an LSTM's forward or backward pass for some of its records, as lstm.c describes them.
+
+        tensors and results by address. sizes: steps, records, hidden units, reversed, two strides, first, end.
+        """
+        table, room = array("q", [*sizes, narrow]), np.empty(self._lstm_room(sizes[2]), np.float32)
+        self._lstm[backwards](*tensors, table.buffer_info()[0], room.ctypes.data, *results)
 
     def largest(self, parts: Parts) -> float:
         """The largest magnitude: NaN if there is one, 0 if there is none."""
@@ -376,6 +446,10 @@ def _adds_up(kernels: Kernels) -> bool:
     scaled = [[w * x for x in row] for w, row in zip(weights, numbers, strict=True)]
     rows_of = np.array([0, 2, 2, 5], np.int64), np.array([1.0, 3.0, 2.0])
     kernels.blocked((product, columns), (at, columns), (columns, columns), *rows_of, tiled)
+    gram, product_of, norm2 = array("f", [0.0] * n * n), array("f", [0.0] * columns**2), array("d", [0.0])
+    kernels.maps(at, at, 0, (n, columns, n, columns, columns, 1), gram.buffer_info()[0])
+    shape, strides = (1, n, columns, columns), (0, columns, 1, 0, columns)
+    kernels.products(at, at, shape, strides, product_of.buffer_info()[0], norm2.buffer_info()[0])
     terms = [[row[0] * x for row, x in zip(scaled, column, strict=True)] for column in zip(*numbers, strict=True)]
     by_block = [sum(t[:2]) + 2 * sum(t[2:]) for t in terms]
     return (
@@ -383,6 +457,10 @@ def _adds_up(kernels: Kernels) -> bool:
         and out.tolist() == [x for row in scaled for x in row]
         and total.tolist() == [2 * sum(column) for column in zip(*scaled, strict=True)]
         and tiles[:columns].tolist() == by_block
+        and gram.tolist() == [sum(x * y for x, y in zip(a, b, strict=True)) for a in numbers for b in numbers]
+        and product_of[:columns].tolist()
+        == [sum(row[0] * x for row, x in zip(numbers, c, strict=True)) for c in zip(*numbers, strict=True)]
+        and norm2[0] == sum(x * x for x in gram)
         and apart.tolist() == out.tolist()
         and kernels.largest(Parts.of([np.frombuffer(rows, np.float32)])) == 5.0
     )
