@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from sordino.clipping import FlatClip
+from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.layers import lstm, mapped
 from sordino.gradients.layers.lstm import LSTM, before
+from sordino.gradients.state.watch import watching
 from sordino.gradients.sums import record_products as of_records
+from sordino.native import threads
 from sordino.native.kernels import compiled
 
 KERNELS: Any = compiled()
@@ -256,3 +261,31 @@ def test_the_gates_of_an_lstm_are_accurate_and_a_record_that_is_not_finite_stays
     found = (*room[0].view(7, 4, hidden).unbind(1), room[1][1], room[3])
     for one, wanted in zip(found, (i, f, g, o, cell, o * cell.tanh()), strict=True):
         assert torch.allclose(one.double(), wanted, rtol=2**-21, atol=2**-21, equal_nan=True)
+
+
+@pytest.mark.usefixtures("pays")
+def test_threads_of_the_loops_are_not_threads_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass in which the model starts a thread may have read any value there, and each of its batches is tested."""
+    for module in (mapped, of_records, lstm):
+        monkeypatch.setattr(module, "SHARED", 0)
+        monkeypatch.setattr(module, "workers", lambda pieces: min(2, pieces))
+    monkeypatch.setattr("sordino.native.threads.workers", lambda pieces: min(2, pieces))
+    started: list[threading.Thread] = []
+    join = threads._join
+    monkeypatch.setattr(threads, "_join", lambda of, *rest: (started.extend(of), join(of, *rest))[1])
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LSTM(8, 8, batch_first=True), Last())
+    rows = Rows(numbers(128, 3, 8), torch.zeros(128, dtype=torch.long))
+    with watching() as seen:
+        threading.Thread(target=len, args=((),)).start()
+        assert seen.threads, "a thread of the user's own is seen"
+    with watching() as seen:
+        clipped_sum(model, torch.nn.functional.cross_entropy, rows, FlatClip(1.0))
+    assert len(started) > 2, "the loops were divided"
+    assert not seen.threads
+
+
+class Last(torch.nn.Module):
+    """The last state of a recurrent layer."""
+
+    def forward(self, found: tuple[Tensor, Any]) -> Tensor:
+        return found[0][:, -1]
