@@ -92,8 +92,8 @@ def test_the_true_epsilon_lies_between_the_bounds(plan: Plan) -> None:
     ids=str,
 )  # fmt: skip
 def test_few_epochs_are_bounded_tightly_at_small_delta(plan: Plan) -> None:
-    """On a lattice the tail of few batches was mostly a bound on rounding errors (2.50 for 1.96). The lower bound of many
-    batches was 0: tilted like the upper bound, its bulk were its largest losses."""
+    """On a lattice the tail of few batches was mostly a bound on rounding errors (2.50 for 1.96). The lower bound of
+    many batches was 0: tilted like the upper bound, its bulk were its largest losses."""
     batches, sigma, epochs, delta = plan
     found = account(compose_events([(allocated(sigma, batches, batches), epochs)]), delta)
     assert found.epsilon_lower is not None
