@@ -212,6 +212,14 @@ def test_a_sum_keeps_mass_and_mean_and_grows_in_the_convex_order() -> None:
             assert truth * (1 - 1e-12) <= found <= truth * 1.01 + 1e-4
 
 
+def test_a_sum_of_variables_that_are_far_apart_is_a_number() -> None:
+    """e^{distance} was no double, and infinity times nothing is no number."""
+    small, large = Spread(1, -900, np.full(5, 0.2)), Spread(1, 900, np.full(5, 0.2))
+    for total in (small.plus(large, 1, 1.0), large.plus(small, 1, 1.0)):
+        assert np.isfinite(total.masses).all()
+        assert total.masses.sum() == pytest.approx(1, abs=1e-12)
+
+
 def entries(steps: list[int], batches: int = 4, source: str = "a", sigma: float = 1.0) -> list[dict]:
     return [
         {"kind": "release", "purpose": "gradient", "step": step, "mechanism": "gaussian", "noise_multiplier": sigma,

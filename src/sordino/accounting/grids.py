@@ -141,7 +141,8 @@ def _lower_on_grid(
         found = from_below(interval, cells)
         if found.cumulant(0.0) <= math.log(delta):  # of all mass no more is left
             return 0.0
-        return min(upper, found.epsilon_from_below(delta, tilt))
+        # its largest losses are further out than those of the upper bound, and may be the bulk where those are not
+        return min(upper, found.epsilon_from_below(delta, found.tilt_near(upper, tilt)))
 
     best: float | None = None
     try:
