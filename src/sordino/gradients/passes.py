@@ -169,7 +169,8 @@ class Pass:
             if gradient is not None:
                 raise Refused(
                     f"{name}: it is used inside an operation that sordino can't intercept (a custom autograd.Function, "
-                    "a scripted or a compiled module); write that operation in plain PyTorch, or freeze the parameter"
+                    "a scripted or a compiled module, a parameter given to torch.func's vmap or jvp as an argument); "
+                    "write that operation in plain PyTorch, or freeze the parameter"
                 )
 
 
