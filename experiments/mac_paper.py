@@ -108,7 +108,7 @@ def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
             if values:
                 rows.append({
                     "part": part, "printed_epsilon": epsilon, "epsilon": found[0]["epsilon"], "sigma": row.sigma,
-                    "mean": statistics.fmean(values), "spread": statistics.stdev(values) if len(values) > 1 else None,
+                    "result": statistics.fmean(values), "spread": statistics.stdev(values) if len(values) > 1 else None,
                     "seeds": len(values), "published": row.accuracy,
                 })  # fmt: skip
     return rows

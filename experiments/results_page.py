@@ -50,8 +50,8 @@ def age(name: str, document: Document) -> str:
 
 
 def commits(document: Document) -> list[str]:
-    """The commits of a file's runs, as far as they name them; else that of the file."""
-    runs = document.get("runs")
+    """The commits of a file's runs or trials, as far as they name them; else that of the file."""
+    runs = document.get("runs") or document.get("trials")
     each = list(runs.values()) if isinstance(runs, dict) else runs if isinstance(runs, list) else []  # or a number
     return [str(one["commit"]) for one in each if isinstance(one, dict) and one.get("commit")] or [
         str(document.get("commit"))
