@@ -20,6 +20,8 @@ import hidden_table1 as script  # noqa: E402
 def test_the_plans_have_the_settings_of_the_appendix() -> None:
     plain = script.dpsgd_plan("cifar10", "DP-SGD, clipped gradients", 0, 50_000)
     assert (plain.steps, plain.divisor, plain.relation) == (366, 8192, "add-remove")
+    digits = script.dpsgd_plan("mnist", "DP-SGD, clipped gradients", 0, 60_000)
+    assert (digits.steps, digits.divisor) == (439, 4096)
     control = script.dpsgd_plan("cifar10", "DP-SGD, clipped gradients, replace-one", 0, 50_000)
     hidden = script.dynamics_plan("cifar10", 0, 50_000, 2187)
     assert (hidden.steps, hidden.divisor) == (2400, 2048)
