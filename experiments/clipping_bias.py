@@ -7,8 +7,9 @@
 Writes experiments/results/clipping_bias_{part}.json after every run; runs that are already in the file are not
 repeated. The step size of a column is found by the same search (doubled or halved from the same start) on held-out rows
 of the *training* split: on images no run trains on these rows; on IMDb the runs of the search do not. Columns with more
-than four views or with views and inner momentum, and on IMDb columns with inner momentum, are not tuned; they take the
-step size of the column that `lr_of` names. Then each column is trained with all seeds and evaluated on the test split.
+than four views or with views and inner momentum, the wide network, and on IMDb columns with inner momentum or word
+dropout are not tuned; they take the step size of the column that `lr_of` names. Then each column is trained with all
+seeds and evaluated on the test split.
 The readings (Figs. 6, 11) are E‖∇f_i − ∇F‖² over public rows of the test split.
 """
 

@@ -130,6 +130,9 @@ def text_columns() -> dict[str, Column]:
         "standardised vectors only": Column(plain, centred=True),
         "original + inner momentum": Column(plain, inner=INNER_DECAY, lr_of="original"),
         "enhanced + inner momentum": Column(better, inner=INNER_DECAY, centred=True, lr_of="enhanced"),
+        "enhanced + word dropout": Column(
+            better, centred=True, augmentation=Augmentation(views=2, word_dropout=0.1), lr_of="enhanced"
+        ),
     }
 
 
@@ -149,6 +152,7 @@ def image_columns() -> dict[str, Column]:
         "enhanced + self-augmentation 16": replace(better, augmentation=replace(VIEWS, views=16), lr_of=FOUR_VIEWS),
         "small CNN on scattering": Column({"name": "scatter-cnn-cifar"}, scattering=True),
         "BatchClipping": Column(nets_of["batch"], companions=3),
+        "WRN-16-4": Column({"name": "wide-resnet", "depth": 16, "width": 4}, lr_of="enhanced"),
     }
 
 
@@ -182,7 +186,7 @@ def ablation() -> dict[str, Column]:
 PARTS: dict[str, Part] = {
     "imdb": Part(
         f"IMDb, GloVe-50d, the last {LENGTH} known words that are not among the most frequent", imdb,
-        text_columns(), (4.0, 8.0), 4.0, 2000,
+        text_columns(), (4.0, 8.0, 1.0, 2.0), 4.0, 2000,
         length={"epochs": 5}, first_lr=1.0, watched=256, clipping=FlatClip(5.0),
         notes="c = 5 as in the paper; GRU of 64, classifier on its last state; enhanced: gate projections and word "
         "vectors standardised, the latter by public constants; EMA of weights 0.9, step sizes linearly to zero",
