@@ -112,8 +112,8 @@ ROWS = (
         kept("hidden_fig3.json"),
         "a figure",
         lambda: _fig3(),
-        "2,187 of the 15,552 scattering features; test accuracy after the paper's 60 epochs and after three times as many "
-        "with the same noise (docs/figures/hidden_state_fig3.svg); one seed",
+        "2,187 of the 15,552 scattering features; test accuracy after the paper's 60 epochs and after three times as "
+        "many with the same noise (docs/figures/hidden_state_fig3.svg); one seed",
     ),
     Row(
         "Table 1, MNIST, dynamics (ε = 3 / 1)",
