@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from sordino.errors import InputError
 from sordino.gradients.sums import memory
-from sordino.native import boxmuller, kernels
-from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
+from sordino.native import boxmuller, kernels, parts
+from sordino.native.kernels import Kernels, agrees, compiled
+from sordino.native.parts import Array, Pair, Parts, Room, Rules
 from sordino.randomness import RandomSource, Stream, keystream
 from sordino.randomness import rounded_sum as randomness
 from sordino.randomness.exact import EXTRA_BITS, exact_normal
@@ -106,7 +107,7 @@ class TestNoise:
         n = 5 * boxmuller.BLOCK + 12_345
         values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(2)) * 3
         expected = by_passes(values, 20.0, 2.0**-6)
-        monkeypatch.setattr(kernels, "DOUBLE_TOLERANCE", 1.0)
+        monkeypatch.setattr(parts, "DOUBLE_TOLERANCE", 1.0)
         monkeypatch.setattr(randomness, "_rules", Rules)  # not what was kept of others
         settled = 0
         settle = randomness.RoundedSum._settle
@@ -129,7 +130,7 @@ class TestNoise:
         n = 4 * boxmuller.BLOCK + 1
         values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(3)) * 3
         expected = by_passes(values, 20.0, 2.0**-6)
-        monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
+        monkeypatch.setattr(parts, "single_limit", lambda scale: 0.0)
         monkeypatch.setattr(randomness, "_rules", Rules)
         counts, sums = [], randomness.RoundedSum
         decide = sums._decide
@@ -147,7 +148,7 @@ class TestNoise:
         values = np.random.default_rng(n).normal(size=n) * 1e9  # beyond the digits of float32
         before, narrow, slow = values.copy(), np.full(n, np.nan, np.float32), np.full(n, np.nan, np.float32)
         if not decided:
-            monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
+            monkeypatch.setattr(parts, "single_limit", lambda scale: 0.0)
             monkeypatch.setattr(randomness, "_rules", Rules)
         stream().rounded_sum_of(Parts.of([values]), Parts.of([narrow]), 100.0, 2.0**-6, 0.01)
         assert np.array_equal(values, before)
@@ -217,7 +218,7 @@ class TestNoise:
                 values = np.floor(z) + 0.5 - z + side * scale * boxmuller.SINGLE_TOLERANCE / 3
                 keep = np.abs(values) < 0.5  # an offset that is a rest, as in a release
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("sordino.native.kernels.single_limit", lambda scale: np.float32(0.5))
+                    patch.setattr("sordino.native.parts.single_limit", lambda scale: np.float32(0.5))
                     values, _ = first_stage(values, digits, scale)
                 expected = np.floor(z) + (side > 0)
                 assert keep.mean() > 0.3
