@@ -168,8 +168,8 @@ class Pass:
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(
-                    f"{name}: it is used inside an operation that sordino can't intercept (a custom autograd.Function, a "
-                    "scripted or compiled module, an argument of torch.func's vmap or jvp); write that operation in "
+                    f"{name}: it is used inside an operation that sordino can't intercept (a custom autograd.Function, "
+                    "a scripted or compiled module, an argument of torch.func's vmap or jvp); write that operation in "
                     "plain PyTorch, or freeze the parameter"
                 )
 
