@@ -74,9 +74,9 @@ class TestOtherMethods:
         def gain(over: str, epsilon: float) -> float:
             return mean(rows, arm="modelmix", target_epsilon=epsilon) - mean(rows, arm=over, target_epsilon=epsilon)
 
-        assert gain("dpsgd", 0.2) > 0 > gain("dpsgd", 1.0)
+        assert min(gain("dpsgd", 0.2), gain("dpsgd", 0.4)) > 0 > max(gain("dpsgd", 0.8), gain("dpsgd", 1.0))
         assert abs(gain("dpsgd", 0.6)) < 0.4
-        assert "ahead of DP-SGD at ε = 0.2, within 0.4 points of it at 0.6 and behind at ε = 1" in self.SAID
+        assert "ahead of DP-SGD at ε = 0.2 and 0.4, within 0.4 points of it at 0.6 and behind at 0.8 and 1" in self.SAID
         at = sorted(row["target_epsilon"] for row in rows if row["arm"] == "modelmix")
         behind = [-gain("averaging", epsilon) for epsilon in at]
         listed = ", ".join(f"{epsilon:g}" for epsilon in at[:-1]) + f" and {at[-1]:g}"

@@ -46,6 +46,21 @@ def test_a_parameter_that_is_written_into_data(forward: Any) -> None:
         matches(Fn(forward, l=nn.Linear(4, 4), b=noise(3, 4)), noise(rows, 3, 4), rows=rows)
 
 
+@pytest.mark.parametrize("make", [torch.zeros_like, lambda h: torch.empty(h.shape, dtype=h.dtype)])
+def test_rows_that_are_unsorted_by_an_assignment(make: Any) -> None:
+    """out[order] = sorted_, after a sort by lengths: it was refused, while index_copy was not."""
+
+    def unsorted(self: Any, x: Tensor) -> Tensor:
+        order = x[:, 0, 0].argsort()
+        out = make(x)
+        out[order] = torch.tanh(self.l(x[order]))
+        return out + x
+
+    for rows in (1, 2, 3, 4, 5):
+        torch.manual_seed(rows)
+        matches(Fn(unsorted, l=nn.Linear(4, 4)), noise(rows, 3, 4), rows=rows)
+
+
 def test_zeros_that_were_filled_with_data_are_not_blank_any_more() -> None:
     """The second write must not make the engine forget whose values the first one wrote, also without a gradient."""
 
