@@ -57,18 +57,21 @@ def monte_carlo(epoch: Epoch, epochs: int, eps: float, count: int, seed: int) ->
 
 
 @pytest.mark.parametrize(
-    ("plan", "removing", "adding"),
+    ("plan", "removing", "adding", "poisson"),
     [
-        ((100, 1.0, 1, 1e-5), 0.6209, 0.4219),
-        ((100, 1.0, 10, 1e-5), 1.7015, 1.5477),
-        ((100, 0.8, 10, 1e-5), 2.9076, 2.2559),
-        ((30, 2.0, 30, 1e-5), 2.1412, 2.1265),
+        ((100, 1.0, 1, 1e-5), 0.6209, 0.4219, 0.7180),
+        ((100, 1.0, 10, 1e-5), 1.7015, 1.5477, 1.8282),
+        ((100, 0.8, 10, 1e-5), 2.9076, 2.2559, 3.1410),
+        ((30, 2.0, 30, 1e-5), 2.1412, 2.1265, 2.2127),
     ],
 )
-def test_check_values_of_both_directions_are_met_from_above(plan, removing, adding) -> None:
+def test_check_values_of_both_directions_are_met_from_above(plan, removing, adding, poisson) -> None:
     found = both_directions(*plan)
     for value, check in zip(found, (removing, adding), strict=True):
         assert check - 1e-4 <= value <= check + 1e-3
+    batches, sigma, epochs, delta = plan
+    steps = [(Release("gaussian", sigma, 1 / batches), batches * epochs)]
+    assert epsilon(compose_events(steps), delta) == pytest.approx(poisson, abs=1e-4)
 
 
 @pytest.mark.parametrize(

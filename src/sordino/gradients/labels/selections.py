@@ -295,12 +295,15 @@ def _whole(label: Axis | Owners, shape: Sequence[int], items: Sequence[Any]) -> 
 def _by_data(
     tape: Labelled, target: Tensor, old: Lineage | None, by: Sequence[tuple[Tensor, Lineage]], value: Any
 ) -> Lineage | None:
-    """target[index] = value with data as index: a mask over leading dimensions acts as masked_fill does."""
+    """target[index] = value with data as index: a mask over leading dimensions acts as masked_fill does, a vector of
+    places as index_copy."""
     mask, label = by[0]
-    if len(by) == mask.ndim == 1 and mask.dtype == torch.int64 and getattr(value, "ndim", 0) == target.ndim:
+    places = len(by) == mask.ndim == 1 and mask.dtype == torch.int64 and isinstance(value, Tensor)
+    if places and value.shape == (len(mask), *target.shape[1:]) and not bool((mask < 0).any()):
         return scattered(3)(tape, (target, 0, mask, value), {}, target)  # type: ignore[no-any-return]
     if len(by) > 1 or mask.dtype != torch.bool or isinstance(label, Many) or flat(value):
-        return MIXED if any(found == MIXED for _, found in by) else MANY
+        masked = any(found == MIXED and t.dtype == torch.bool for t, found in by)  # places may be a mere permutation
+        return MIXED if masked else MANY
     own = owners(label, mask.shape, tape.rows)
     shown = Owners(own.reshape([*own.shape, *([1] * (target.ndim - mask.ndim))]))
     return merged([shown] if old is None else [shown, old], target.shape, tape.rows)
