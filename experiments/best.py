@@ -30,6 +30,7 @@ CHOSEN = {
     "mnist": (
         ("compare_mnist_patches.json", "patches, linear"),
         ("compare_mnist.json", "upright patches, linear"),
+        ("compare_mnist.json", "upright patches, linear, last iterate"),
     ),
     "cifar10": (("compare_cifar10.json", "patches, linear"),),
     "imdb": (("compare_imdb.json", "words, linear"),),

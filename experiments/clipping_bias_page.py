@@ -38,7 +38,7 @@ def accuracy(row: Mapping[str, Any]) -> str:
 def table(document: Mapping[str, Any]) -> str:
     """Accuracy at each ε with the number of seeds in brackets, sampling noise, step size and time."""
     rows = document["table"]
-    epsilons = list(dict.fromkeys(row["target_epsilon"] for row in rows))
+    epsilons = sorted({row["target_epsilon"] for row in rows})
     lines = []
     for name in dict.fromkeys(row["column"] for row in rows):
         found = {row["target_epsilon"]: row for row in rows if row["column"] == name}

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from heads import noise_of, trained
-from provenance import origin
+from provenance import COMMIT, origin
 from sordino import data, features
 from sordino.files import write_atomically
 
@@ -96,6 +96,7 @@ def main() -> int:
                 f"{s['epsilon']:g}": judge(seen, targets, given.rows, records, classes, s) for s in SETTINGS
             },
             "core_seconds": round(time.process_time() - started, 1),
+            "commit": COMMIT,
         }  # fmt: skip
         about = origin(f"python experiments/feature_search.py {given.dataset} …") | {"settings": list(SETTINGS)}
         write_atomically(PATH, (json.dumps({**about, **document}, indent=1, ensure_ascii=False) + "\n").encode())

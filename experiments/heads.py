@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from provenance import origin
+from provenance import COMMIT, origin
 from sordino.files import write_atomically
 from sordino.plan import Plan
 from sordino.runs.prepared import prepare
@@ -128,7 +128,7 @@ def main() -> int:
         right = (rows[cut:] @ weights[:-1] + weights[-1]).argmax(1) == targets[cut:]
         trials[key] = {
             **setting, "recipe": label, "held_out_accuracy": float(right.float().mean()), "noise_multiplier": sigma,
-            "core_seconds": round(time.process_time() - started, 1),
+            "core_seconds": round(time.process_time() - started, 1), "commit": COMMIT,
         }  # fmt: skip
         command = f"python experiments/heads.py {given.recipe.as_posix()} --name {given.name} --over …"
         document = {

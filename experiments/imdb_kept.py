@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipping_bias import shuffled
+from clipping_bias_parts import shuffled
 from provenance import origin
 from sordino import data
 from sordino.data import Split

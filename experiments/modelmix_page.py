@@ -21,6 +21,7 @@ from sordino.report.plots import Series
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "experiments" / "results" / "modelmix.json", ROOT / "docs" / "modelmix.md"
 TABLE1 = ROOT / "experiments" / "results" / "modelmix_table1.json"
+TABLE1_CIFAR = ROOT / "experiments" / "results" / "modelmix_table1_cifar10.json"
 VARIANTS = ROOT / "experiments" / "results" / "modelmix_variants.json"
 TRANSFER = ROOT / "experiments" / "results" / "modelmix_transfer.json"
 AUDIT = ROOT / "experiments" / "results" / "modelmix_audit.json"
@@ -75,10 +76,11 @@ def long_runs(document: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     rows.append(["ε that ModelMix's noise would have as Gaussian", *("–" if e is None else f"{e:.3f}" for e in equal)])
     runs, first = document["runs"].values(), next(iter(document["runs"].values()))
+    records = 50_000 if first.get("dataset") == "cifar10" else 60_000
     said = (
-        f"{first['steps']} steps, expected batch 8192, 60,000 records, δ = {first['delta']:g}, {first['relation']}; "
-        f"{len(runs)} runs, {len({r['seed'] for r in runs})} seed(s), the last iterate on the test images; "
-        f"{sum(r['seconds'] for r in runs) / 60:.0f} minutes of training on a core that was shared."
+        f"{first['steps']} steps, expected batch 8192, {records:,} records, δ = {first['delta']:g}, "
+        f"{first['relation']}; {len(runs)} runs, {len({r['seed'] for r in runs})} seed(s), the last iterate on the "
+        f"test images; {sum(r['seconds'] for r in runs) / 60:.0f} minutes of training on a core that was shared."
     )
     return table(["test accuracy in %", *(f"ε = {e:g}" for e in epsilons)], rows) + f"\n\n{said}"
 
@@ -216,6 +218,9 @@ def blocks(document: Mapping[str, Any]) -> dict[str, str]:
         "momentum": momenta(json.loads(MOMENTUM.read_text("utf8"))["runs"]),
         "accuracies": accuracies(document),
         "appendix e": long_runs(json.loads(TABLE1.read_text("utf8"))),
+        "appendix e cifar10": long_runs(json.loads(TABLE1_CIFAR.read_text("utf8")))
+        if TABLE1_CIFAR.exists()
+        else "*Not run yet: `python experiments/modelmix_table1.py --dataset cifar10 …`.*",
         "transfer": transfer(json.loads(TRANSFER.read_text("utf8"))),
         "differences": differences(document),
         "noise": noise(document),

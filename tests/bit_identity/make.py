@@ -7,7 +7,8 @@ test_bit_identity.py makes the same runs and compares. A change of the numbers i
 get: the record is written anew only where that is meant (for example when sums are added in another order), and it
 names the commit that wrote it. The package before it was moved into its rooms (commit 5a436b9) and the one after
 (commit a5afda6) wrote the same record. Written anew since: in November 2026, when the accountant's grids became
-finer (ε and calibrated noise changed by up to 1e-4) and sums over few records were rounded to single precision.
+finer (ε and calibrated noise changed by up to 1e-4) and sums over few records were rounded to single precision; and,
+on another processor, when the best recipe of MNIST changed (all other runs came out as recorded, up to rounding).
 
 The last bits of a float depend on the processor as well: numpy, MKL and oneDNN choose their loops by its instruction
 sets and caches. So the record names the arithmetic that wrote it (`arithmetic`). Where a test runs under the same one,

@@ -14,12 +14,15 @@ from sordino import data
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "experiments"))
 
+import hidden_fig3  # noqa: E402
 import hidden_table1 as script  # noqa: E402
 
 
 def test_the_plans_have_the_settings_of_the_appendix() -> None:
     plain = script.dpsgd_plan("cifar10", "DP-SGD, clipped gradients", 0, 50_000)
     assert (plain.steps, plain.divisor, plain.relation) == (366, 8192, "add-remove")
+    digits = script.dpsgd_plan("mnist", "DP-SGD, clipped gradients", 0, 60_000)
+    assert (digits.steps, digits.divisor) == (439, 4096)
     control = script.dpsgd_plan("cifar10", "DP-SGD, clipped gradients, replace-one", 0, 50_000)
     hidden = script.dynamics_plan("cifar10", 0, 50_000, 2187)
     assert (hidden.steps, hidden.divisor) == (2400, 2048)
@@ -47,3 +50,18 @@ def test_a_row_is_the_mean_over_its_seeds() -> None:
     if script.PATH.exists():
         document = json.loads(script.PATH.read_text(encoding="utf8"))
         assert document["table"] == script.table(document["runs"])
+
+
+def test_the_longer_runs_of_fig_3_have_the_noise_of_60_epochs_and_a_larger_epsilon() -> None:
+    short, longer = script.dpsgd_plan("cifar10", hidden_fig3.ROW, 0, 50_000), hidden_fig3.longer_plan(50_000)
+    assert longer.noise.noise_multiplier == short.noise.noise_multiplier
+    assert (longer.steps, short.steps) == (3 * 366, 366)
+    assert 3.0 < longer.guarantee().epsilon < 7.0
+
+
+def test_fig_3_is_drawn_from_its_file() -> None:
+    if not hidden_fig3.PATH.exists():
+        pytest.skip("not run yet")
+    document = json.loads(hidden_fig3.PATH.read_text(encoding="utf8"))
+    assert document["table"] == hidden_fig3.table(document["runs"])
+    assert hidden_fig3.FIGURE.read_text(encoding="utf8") == hidden_fig3.draw(document["runs"])

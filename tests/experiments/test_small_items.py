@@ -15,6 +15,7 @@ sys.path.append(str(ROOT / "experiments"))
 import bias_small  # noqa: E402
 import coupling_maps  # noqa: E402
 import hidden_small  # noqa: E402
+import mac_paper  # noqa: E402
 import mac_steady  # noqa: E402
 import modelmix_table1  # noqa: E402
 import modelmix_variants  # noqa: E402
@@ -54,7 +55,17 @@ def test_a_steadier_setting_is_judged_on_training_images_that_do_not_train(monke
     assert not set(trained.tolist()) & set(judged.tolist())
 
 
-TABLES = [modelmix_table1, modelmix_variants, mac_steady, bias_small, hidden_small]
+@pytest.mark.parametrize(("epsilon", "here"), [(2.0, "1.100"), (8.0, "4.465")])
+def test_the_printed_settings_of_dp_mac_have_the_epsilon_that_the_proof_note_states(epsilon: float, here: str) -> None:
+    made, mac, plan = mac_paper.made("mnist", epsilon, 0)
+    assert f"{plan.guarantee().epsilon:.3f}" == here  # DP-PCA included
+    assert (mac.z.steps, mac.z.start, mac.bounds, made.widths) == (30, "forward", {"gradient": 0.3}, (60, 300, 10))
+    assert (plan.steps, plan.expected_batch, plan.records) == (1800, 1000, 60_000)
+    page = (ROOT / "docs" / "guarantees" / "dp_mac.md").read_text(encoding="utf8")
+    assert f"| {epsilon:g} |" in page
+
+
+TABLES = [modelmix_table1, modelmix_variants, mac_paper, mac_steady, bias_small, hidden_small]
 
 
 @pytest.mark.parametrize("script", TABLES, ids=lambda s: s.__name__)

@@ -78,10 +78,22 @@ def test_an_extractor_takes_the_root_and_whitens(tmp_path: Path) -> None:
     assert not torch.allclose(other, out, atol=1e-3)
 
 
+def test_patches_of_several_sizes_stand_one_after_the_other_and_are_whitened_together(tmp_path: Path) -> None:
+    spec = {"name": "patches", "atoms": 10, "grid": 2, "threshold": 0.1, "soften": 0.2}
+    small, large = (features.build({**spec, "side": side})(IMAGES) for side in (4, 5))
+    assert torch.equal(features.build({**spec, "side": [4, 5]})(IMAGES), torch.cat([small, large], 1))
+    assert torch.equal(features.build({**spec, "side": [4]})(IMAGES), small)
+    both = features.build({**spec, "side": [4, 5], "whiten": 0.5})
+    assert both.cached(IMAGES, tmp_path).shape == (6, 160)
+    assert torch.allclose(both.cached(IMAGES, tmp_path)[2:3], both(IMAGES[2:3]), atol=1e-5)  # each image by itself
+
+
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
         ({"side": 1}, "at least 2"),
+        ({"side": []}, "a list with at least one"),
+        ({"side": [6, 1]}, "at least 2"),
         ({"side": 2.5}, "integer"),
         ({"atoms": 0}, "integer from 1"),
         ({"grid": True}, "integer"),

@@ -103,7 +103,7 @@ class Extractor:
     def _patches(self, images: Tensor) -> Tensor:
         if self.spec.get("upright"):
             images = upright(images)
-        maps = Patches(**{key: self.spec[key] for key in _PATCHES})(images)
+        maps = torch.cat([some(images) for some in _of_sides(self.spec)], 1)
         return maps if self.spec["power"] == 1 else maps ** self.spec["power"]  # maps are not negative
 
     def _scattered(self, images: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 4:
             raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
     if name == "patches":
-        Patches(**{key: full[key] for key in _PATCHES})
+        _of_sides(full)
         _yes("upright", full.get("upright", False), name)
     if name == "word-bag":
         _check_bag(full, data_dir)
@@ -230,6 +230,15 @@ def _check_bag(spec: dict[str, Any], data_dir: Path | None) -> None:
         if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level <= 1:
             raise InputError(f"features 'word-bag': ranks must be a number above 0, at most 1, not {level!r}")
         spec["words"] = sha256_of_file(glove_file(data_directory(data_dir)))
+
+
+def _of_sides(spec: Mapping[str, Any]) -> list[Patches]:
+    """One map of patches for each side of a patch: `side` is one number or a list."""
+    sides = spec["side"] if isinstance(spec["side"], list | tuple) else [spec["side"]]
+    if not sides:
+        raise InputError("features 'patches': side must be an integer, or a list with at least one")
+    shared = {key: spec[key] for key in _PATCHES if key != "side"}
+    return [Patches(side=side, **shared) for side in sides]
 
 
 def _yes(key: str, value: Any, name: str) -> bool:
