@@ -21,7 +21,7 @@ help:
 	@sed -n '2,7s/^# *//p' $(MAKEFILE_LIST)
 
 # torch goes first and alone, so that TORCH_INDEX serves it and nothing else.
-$(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard src/sordino/native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed: set PYTHON=… to an interpreter ≥ 3.11"; exit 1; }
 	@echo "making the environment in $(VENV) (once; torch is about 200 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

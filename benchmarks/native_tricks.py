@@ -81,9 +81,24 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "scattered": ("`scattered`: sums of rows of tables in double precision", {_SUMS: _outside("scatter")}, ("words",)),
     "blocked": ("`blocked`: sums of blocks in double precision", {_SUMS: _outside("blocked")}, ("mlp10", "W2", "vit")),
     "lstm": (
-        "`lstm_step`, `lstm_back`: the gates of an LSTM in one pass",
+        "`lstm_forward`, `lstm_backward`: all steps of an LSTM in one call",
         {"sordino.gradients.layers.lstm.compiled": _nothing},
         ("bilstm", "W6"),
+    ),
+    "products": (
+        "`products`: the product of each record, with its norm",
+        {"sordino.gradients.sums.record_products.compiled": _nothing},
+        ("bilstm", "maxvit", "W5"),
+    ),
+    "maps": (
+        "`maps`: linear maps on processors for which torch's library has no instructions with 512 bits",
+        {"sordino.gradients.layers.mapped._loop": _nothing},
+        ("deberta", "vit", "gpt2"),
+    ),
+    "small": (
+        "`squares_of_all`, `gathered_all`: many small gradients in one call",
+        {"sordino.gradients.sums.small.compiled": _nothing},
+        ("maxvit", "edgenext"),
     ),
     "few-outputs": (
         "`few_outputs`: linear maps to few outputs with the norms of their inputs, in one pass",

@@ -57,18 +57,21 @@ def monte_carlo(epoch: Epoch, epochs: int, eps: float, count: int, seed: int) ->
 
 
 @pytest.mark.parametrize(
-    ("plan", "removing", "adding"),
+    ("plan", "removing", "adding", "poisson"),
     [
-        ((100, 1.0, 1, 1e-5), 0.6209, 0.4219),
-        ((100, 1.0, 10, 1e-5), 1.7015, 1.5477),
-        ((100, 0.8, 10, 1e-5), 2.9076, 2.2559),
-        ((30, 2.0, 30, 1e-5), 2.1412, 2.1265),
+        ((100, 1.0, 1, 1e-5), 0.6209, 0.4219, 0.7180),
+        ((100, 1.0, 10, 1e-5), 1.7015, 1.5477, 1.8282),
+        ((100, 0.8, 10, 1e-5), 2.9076, 2.2559, 3.1410),
+        ((30, 2.0, 30, 1e-5), 2.1412, 2.1265, 2.2127),
     ],
 )
-def test_check_values_of_both_directions_are_met_from_above(plan, removing, adding) -> None:
+def test_check_values_of_both_directions_are_met_from_above(plan, removing, adding, poisson) -> None:
     found = both_directions(*plan)
     for value, check in zip(found, (removing, adding), strict=True):
         assert check - 1e-4 <= value <= check + 1e-3
+    batches, sigma, epochs, delta = plan
+    steps = [(Release("gaussian", sigma, 1 / batches), batches * epochs)]
+    assert epsilon(compose_events(steps), delta) == pytest.approx(poisson, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,14 @@ def test_a_sum_keeps_mass_and_mean_and_grows_in_the_convex_order() -> None:
             truth = float(masses[0] @ pairs @ masses[1])
             found = float(np.maximum(values[2] - cut, 0) @ masses[2])
             assert truth * (1 - 1e-12) <= found <= truth * 1.01 + 1e-4
+
+
+def test_a_sum_of_variables_that_are_far_apart_is_a_number() -> None:
+    """e^{distance} was no double, and infinity times nothing is no number."""
+    small, large = Spread(1, -900, np.full(5, 0.2)), Spread(1, 900, np.full(5, 0.2))
+    for total in (small.plus(large, 1, 1.0), large.plus(small, 1, 1.0)):
+        assert np.isfinite(total.masses).all()
+        assert total.masses.sum() == pytest.approx(1, abs=1e-12)
 
 
 def entries(steps: list[int], batches: int = 4, source: str = "a", sigma: float = 1.0) -> list[dict]:

@@ -16,6 +16,7 @@ from sordino.accounting.account import account
 from sordino.accounting.allocation import Epoch, epoch_from_below, epoch_pmfs
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.events import allocated, compose_events
+from sordino.accounting.pairs import Pmf
 from sordino.accounting.pld import _CUMULANT_ERROR, _MEAN_ERROR, Composition, tail_of
 
 Plan = tuple[int, float, int, float]  # batches, noise multiplier, epochs, δ
@@ -61,6 +62,7 @@ MANY: list[Plan] = [
     (37, 1.32, 210_931_899, 4.2e-2), (7808, 7.32, 568_166_800, 3.2e-3), (69, 3.4, 10_776_950_728, 4.2e-10),
     (967, 1.58, 36_889_160, 1.5e-3), (4410, 5.38, 549_691_068_732, 7.5e-7), (11, 0.42, 784_101, 2.3e-6),
     (4598, 14.41, 1_149_140_898, 2e-12), (6, 14.27, 7621, 2.7e-6), (7651, 0.96, 2_292_091_056, 1.6e-7),
+    (2, 14.095, 11, 2.15e-245),
 ]  # fmt: skip
 
 
@@ -87,11 +89,13 @@ def test_the_true_epsilon_lies_between_the_bounds(plan: Plan) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [(8, 1.788, 1, 7.8e-13), (8, 1.788, 3, 7.8e-13), (20, 1.6, 1, 1e-14), (1000, 1.6, 1, 1e-12), (60, 2.2, 1, 1e-20)],
+    [(8, 1.788, 1, 7.8e-13), (8, 1.788, 3, 7.8e-13), (20, 1.6, 1, 1e-14), (1000, 1.6, 1, 1e-12), (60, 2.2, 1, 1e-20),
+     (10_000, 1.0, 10, 1e-12), (5000, 1.0, 10, 1e-12), (10_000, 1.0, 100, 1e-12)],
     ids=str,
-)
+)  # fmt: skip
 def test_few_epochs_are_bounded_tightly_at_small_delta(plan: Plan) -> None:
-    """On a lattice the tail of few batches was mostly a bound on rounding errors (2.50 for 1.96)."""
+    """On a lattice the tail of few batches was mostly a bound on rounding errors (2.50 for 1.96). The lower bound of
+    many batches was 0: tilted like the upper bound, its bulk were its largest losses."""
     batches, sigma, epochs, delta = plan
     found = account(compose_events([(allocated(sigma, batches, batches), epochs)]), delta)
     assert found.epsilon_lower is not None
@@ -135,6 +139,13 @@ def test_rounding_of_cumulants_and_means_is_below_its_bound(plan: Plan, interval
         mass, mean, size = (mpmath.fsum(values) for values in (
             [p for p, _ in pairs], [p * loss for p, loss in pairs], [p * abs(loss) for p, loss in pairs]))  # fmt: skip
         assert abs(Composition([(below, 1)], interval).moments(0.0)[0] - mean / mass) <= _MEAN_ERROR / 10 * size / mass
+
+
+def test_no_tilt_is_so_steep_that_its_exponents_lose_their_digits() -> None:
+    """It was doubled sixty times in search of a mean that no tilt has."""
+    composition = Composition([(Pmf(-1, np.array([0.5, 0.0, 0.5]), 0.0, np.zeros(3)), 10)], 0.01)
+    assert composition.tilt_near(0.11, 1.0) == pytest.approx(700 / 0.01)
+    assert composition.moments(composition.tilt_near(0.09, 1.0))[0] == pytest.approx(0.09, abs=0.01)
 
 
 def test_calibration_at_small_delta_uses_the_tight_bound() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import sordino
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -28,6 +30,16 @@ def test_the_examples_run_and_print_epsilon_with_its_assumptions(
     assert "ε = 3" in printed or "ε = 2.99" in printed
     assert "It assumes" in printed
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1 + 196
+
+
+def test_random_allocation_needs_as_much_less_noise_as_it_says() -> None:
+    text = README.read_text(encoding="utf8")
+    (call,) = set(re.findall(r"sordino\.dpsgd\((.*?)\)", text))
+    options = {key: float(value) for key, value in re.findall(r"(\w+)=([\d._e-]+)", call)}
+    counts = {key: int(options.pop(key)) for key in ("records", "expected_batch", "epochs")}
+    poisson, allocation = (sordino.dpsgd(**options, **counts, **own) for own in ({}, {"sampling": "allocation"}))
+    shown = f"multiplier of {allocation.noise.noise_multiplier:.2f} instead of {poisson.noise.noise_multiplier:.2f}"
+    assert shown in " ".join(text.split())
 
 
 def test_the_speeds_are_those_of_the_benchmark_file(monkeypatch: pytest.MonkeyPatch) -> None:

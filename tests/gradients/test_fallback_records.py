@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gradients.cases import Fn, matches, noise
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, clipped_sum
@@ -72,3 +75,29 @@ def test_what_can_not_be_told_apart_and_overflows_is_refused_not_dropped() -> No
         return
     x[2] = 0
     assert (found.sums["w"] - sums(Exponential(), x)).norm() <= 2.0 + 1e-4  # one record was replaced by another
+
+
+def both(self: Any, x: Tensor) -> Tensor:
+    a, b = torch.broadcast_tensors(x, self.w)
+    return a * b
+
+
+def one_is_unused(self: Any, x: Tensor) -> Tensor:
+    return self.f(torch.broadcast_tensors(self.f(x), self.w)[0]) + torch.broadcast_tensors(self.w, x)[1]
+
+
+def in_a_grid(self: Any, x: Tensor) -> Tensor:
+    return torch.stack([(a * b).sum(1) for a, b in (torch.meshgrid(r, self.w[0], indexing="ij") for r in x)])
+
+
+def without_gradient(self: Any, x: Tensor) -> Tensor:
+    """An order of a polynomial, which is no number that can be moved a little."""
+    return self.f(x) * torch.logical_or(x > 0, self.w) + torch.special.hermite_polynomial_h(x, self.w.abs() * 2)
+
+
+@pytest.mark.parametrize("forward", [both, one_is_unused, in_a_grid, without_gradient])
+def test_results_that_are_the_data_itself_or_do_not_depend_on_the_parameter(forward: Any) -> None:
+    """Refused as "modified in place", or "element 0 of tensors does not require grad"."""
+    for rows in (1, 2, 3, 4, 5):
+        torch.manual_seed(rows)
+        matches(Fn(forward, w=noise(1, 4), f=nn.Linear(4, 4)), noise(rows, 4), rows=rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,12 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 
 from gradients.cases import squared
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum
 from sordino.gradients.checks.assurance import Assurance
+from sordino.gradients.labels.lineage import MIXED
+from sordino.gradients.labels.order_steps import Order
+from sordino.gradients.labels.orders import Member
+from sordino.gradients.tape.tape import Tape
 
 EXPERTS, WIDTH, TOP = 3, 4, 2
 needs_grouped = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="no grouped product in this version (2.8)")
@@ -179,6 +186,20 @@ def test_an_order_is_tested_in_every_batch_if_its_ends_are_of_another_one() -> N
         clipped_sum(model, squared, Rows(marked, data.targets), FlatClip(1.0), assurance=assurance)
 
 
+@needs_grouped
+@pytest.mark.parametrize("frozen", [False, True])
+def test_rows_in_the_order_of_other_rows_numbers_count_as_exchanged_values(frozen: bool) -> None:
+    """Each row is multiplied by the weights that another row chose, and nothing else happens."""
+
+    class Theirs(Dispatch):
+        def forward(self, x: Tensor) -> Tensor:
+            ids = (x[:, 0, 0] > 0).long().flip(0)
+            order, ends = torch.sort(ids)[1], torch.bincount(ids, minlength=EXPERTS).cumsum(0).to(torch.int32)
+            return F.grouped_mm(self.body(x[:, 0])[order], self.up, offs=ends)[torch.argsort(order)]
+
+    assert not independent(Theirs(frozen=frozen), texts(8))
+
+
 Part = Callable[[Tensor, Tensor, Tensor], Tensor]
 ALIKE: Sequence[Part] = (
     lambda t, order, ids: torch.tanh(t),
@@ -209,6 +230,7 @@ OTHER: Sequence[Part] = (
     lambda t, order, ids: torch.cat([t[:2] * 2, t[2:]]),
     lambda t, order, ids: t.detach().cumsum(0) + t,
     lambda t, order, ids: t.reshape(WIDTH, -1).softmax(0).reshape(t.shape),
+    lambda t, order, ids: t * order.to(t.dtype).softmax(0)[:, None],
 )
 HOME: Sequence[Part] = (
     lambda t, order, ids: t[order.argsort()],
@@ -247,6 +269,80 @@ def draw(rng: random.Random, spoiled: bool) -> Program:
     elif spoiled:
         parts.insert(rng.randrange(len(parts) + 1), rng.choice(OTHER))
     return Program([*parts, home], lambda v: (v[:, 0] * 3).long().clamp(0, 2))
+
+
+@pytest.mark.parametrize("number", range(len(OTHER)))
+def test_each_part_that_is_not_alike_for_every_place_ends_the_proof(number: int) -> None:
+    torch.manual_seed(0)
+    for home in HOME:
+        model = Program([OTHER[number], home], lambda v: (v[:, 0] * 3).long().clamp(0, 2))
+        try:
+            assert not independent(model, texts(8))
+        except Refused:
+            continue
+
+
+def test_losses_that_stay_in_an_order_are_not_proven_even_if_it_changes_nothing() -> None:
+    rows, spy = texts(8), Spy()
+    ascending = Rows(rows.inputs[rows.inputs[:, 0, 0].argsort()], rows.targets)
+    model = Program([ALIKE[0]], lambda v: (v[:, 0] * 3).long())
+    clipped_sum(model, lambda out, _: out.square().sum(1), ascending, FlatClip(1.0), assurance=spy)
+    assert spy.independent == [False]
+
+
+def test_an_order_that_descends_ranks_no_numbers() -> None:
+    key = torch.tensor([0, 2, 1])
+    assert Order(key.argsort(), key, torch.arange(3)).ranked is not None
+    assert Order(key.argsort(descending=True), key, torch.arange(3)).ranked is None
+
+
+def test_a_member_that_was_written_to_is_none_any_more() -> None:
+    t = torch.arange(3)
+    member = Member(weakref.ref(t), t._version, False, Order(t, t, t), 0, True)
+    assert member.holds(t)
+    assert not member.holds(t.add_(1))
+
+
+NOTED: list[bool] = []
+
+
+class Followed(nn.Module):
+    """Notes what is known of the rows after some steps."""
+
+    def __init__(self, steps: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.steps, self.body = steps, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.steps(x[:, 0], (x[:, 0, 0] * 3).long().argsort())
+        if (tape := current()) is not None:
+            NOTED.append(tape.book.mixed or tape.book.lineage(out) == MIXED)
+        return self.body(x[:, 0])  # type: ignore[no-any-return]
+
+
+def current() -> Any:
+    return next((mode for mode in _get_current_function_mode_stack() if isinstance(mode, Tape)), None)
+
+
+STEPS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "in the order": (lambda x, order: x[order] * 2, False),
+    "a number for each place": (lambda x, order: x[order] + torch.arange(8)[:, None], True),
+    "an order that is written to": (lambda x, order: order.add_(torch.arange(8)), True),
+    "back": (lambda x, order: torch.zeros_like(x).index_add(0, order, x[order]), False),
+    "to places that rows choose": (
+        lambda x, order: torch.zeros(16, WIDTH).index_add(
+            0, (2 * torch.arange(8) + (x[:, 1] > 0).long())[order], x[order]
+        ),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_where_values_count_as_exchanged(name: str) -> None:
+    with contextlib.suppress(Refused):
+        clipped_sum(Followed(STEPS[name][0]), squared, texts(8), FlatClip(1.0))
+    assert NOTED.pop() is STEPS[name][1]
 
 
 def moved(model: Program, rows: Rows) -> float:

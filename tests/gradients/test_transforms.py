@@ -15,6 +15,7 @@ from gradients.cases import Fn, matches, noise, squared
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, clipped_sum
+from sordino.gradients.checks.assurance import Assurance
 
 
 def layer() -> dict[str, Any]:
@@ -73,6 +74,43 @@ def test_a_derivative_over_all_rows_at_once_is_refused_with_the_remedy(transform
     model = Fn(lambda s, x: transform(lambda h: torch.tanh(s.l(h)).sum())(x), **layer()).double()
     with pytest.raises(Refused, match=r"linear\(l.bias, l.weight\): torch.func.*torch\.vmap\(torch\.func\.grad"):
         clipped_sum(model, lambda o, t: squared(o.reshape(-1, 1)[:5], t), Rows(noise(5, 4), noise(5)), FlatClip(1.0))
+
+
+def test_a_parameter_that_is_given_to_a_transform_does_not_hide_that_records_meet() -> None:
+    """The result of torch.vmap(…)(w, x) was taken for a tensor computed from parameters alone: one record turned all
+    others' gradients around."""
+
+    def heads(self: Any, x: Tensor) -> Tensor:
+        one = torch.vmap(lambda w, rows: rows @ w, in_dims=(0, None))(self.w, x)  # (heads, rows)
+        near = (torch.relu(one.nan_to_num() - 5) * torch.relu(8 - one.nan_to_num())).amax()
+        return self.l(x) * (1 - 2 * torch.tanh(5 * near))  # type: ignore[no-any-return]
+
+    torch.manual_seed(1)
+    model, data, assurance = Fn(heads, w=torch.full((3, 4), 0.1), l=nn.Linear(4, 3)).double(), noise(9, 4), Assurance()
+    for _ in range(3):
+        clipped_sum(model, squared, Rows(data, noise(9)), FlatClip(1.0), assurance=assurance)
+    data[-1] = 6.5 / 0.4
+    with pytest.raises(Refused, match="a record's loss is not the same when the others of its batch change"):
+        clipped_sum(model, squared, Rows(data, noise(9)), FlatClip(1.0), assurance=assurance)
+
+
+def test_a_linearised_model_is_trained_row_by_row_and_refused_by_name_otherwise() -> None:
+    """Its weights' changes are given to jvp: torch's own error was all that a user saw."""
+    base = nn.Linear(4, 3).double().requires_grad_(False)
+
+    def moved(self: Any, x: Tensor) -> Tensor:
+        at = {"weight": base.weight, "bias": base.bias}
+        return jvp(lambda p: torch.tanh(functional_call(base, p, (x,))), (at,), ({"weight": self.w, "bias": self.b},))[
+            1
+        ]
+
+    for rows in (1, 2, 5):
+        matches(
+            Fn(lambda s, x: torch.vmap(lambda r: moved(s, r))(x), w=noise(3, 4), b=noise(3)), noise(rows, 4), rows=rows
+        )
+    whole = Fn(moved, w=noise(3, 4), b=noise(3)).double()
+    with pytest.raises(Refused, match=r"torch.func.*torch\.vmap"):
+        clipped_sum(whole, squared, Rows(noise(5, 4), noise(5)), FlatClip(1.0))
 
 
 class Doubled(torch.autograd.Function):

@@ -46,6 +46,40 @@ def test_a_parameter_that_is_written_into_data(forward: Any) -> None:
         matches(Fn(forward, l=nn.Linear(4, 4), b=noise(3, 4)), noise(rows, 3, 4), rows=rows)
 
 
+@pytest.mark.parametrize("make", [torch.zeros_like, lambda h: torch.empty(h.shape, dtype=h.dtype)])
+def test_rows_that_are_unsorted_by_an_assignment(make: Any) -> None:
+    """out[order] = sorted_, after a sort by lengths: it was refused, while index_copy was not."""
+
+    def unsorted(self: Any, x: Tensor) -> Tensor:
+        order = x[:, 0, 0].argsort()
+        out = make(x)
+        out[order] = torch.tanh(self.l(x[order]))
+        return out + x
+
+    for rows in (1, 2, 3, 4, 5):
+        torch.manual_seed(rows)
+        matches(Fn(unsorted, l=nn.Linear(4, 4)), noise(rows, 3, 4), rows=rows)
+
+
+def from_the_end(self: Any, x: Tensor) -> Tensor:
+    out, order = torch.zeros_like(x), x[:, 0, 0].argsort()
+    out[order - len(x)] = torch.tanh(self.l(x[order]))
+    return out
+
+
+def one_for_all(self: Any, x: Tensor) -> Tensor:
+    out = torch.tanh(self.l(x)).clone()
+    out[x[:, 0, 0].argsort()] = torch.ones(1, 3, 4, dtype=x.dtype)
+    return out + self.l(x)
+
+
+@pytest.mark.parametrize("forward", [from_the_end, one_for_all])
+def test_other_assignments_to_places_that_data_selects_are_measured(forward: Any) -> None:
+    for rows in (1, 2, 3, 4):
+        torch.manual_seed(rows)
+        matches(Fn(forward, l=nn.Linear(4, 4)), noise(rows, 3, 4), rows=rows)
+
+
 def test_zeros_that_were_filled_with_data_are_not_blank_any_more() -> None:
     """The second write must not make the engine forget whose values the first one wrote, also without a gradient."""
 

@@ -92,6 +92,15 @@ def test_more_batches_than_records_are_an_error() -> None:
         compare_batches(records=4, epochs=1, epsilon=1.0, delta=1e-5, batches=[5])
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "wrong"), [(0.0, 1e-5, "epsilon"), (3.0, 0.0, "delta"), (3.0, 2.0, "delta")]
+)
+def test_a_target_that_is_none_is_named(epsilon: float, delta: float, wrong: str) -> None:
+    """δ = 0 ended in a sentence about numbers that are too large."""
+    with pytest.raises(InputError, match=wrong):
+        compare_batches(records=600, epochs=1, epsilon=epsilon, delta=delta)
+
+
 def test_where_noise_hardly_matters_no_difference_is_claimed_and_the_simplest_is_taken() -> None:
     found = compare_ways(Budget(60000, 50, 1, 8.0, 1e-5))
     assert found["recommended"] == "allocation"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,18 @@ from sordino.native import convolutions
 from sordino.native.convolutions import add_convolutions
 from sordino.native.kernels import compiled
 
-ways = pytest.mark.parametrize(
+both = pytest.mark.parametrize(
     "way",
     [pytest.param("library", marks=pytest.mark.skipif(compiled() is None, reason="no C compiler")), "numpy"],
 )
 
 
-@pytest.fixture(autouse=True)
+def ways(test: Callable[..., None]) -> Any:
+    """By the library, and by numpy."""
+    return pytest.mark.usefixtures("chosen")(both(test))
+
+
+@pytest.fixture
 def chosen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "numpy":
         monkeypatch.setattr(convolutions, "compiled", lambda: None)
@@ -91,3 +98,16 @@ def test_empty_groups_and_vectors_that_are_not_contiguous(way: str) -> None:
     apart = np.ones(14)[::2], np.ones(6)[::2], np.ones(10)[::2]
     add_convolutions(*apart, np.array([[0, 5, 0, 3, 0]]), 2, 2, out)
     assert out.tolist() == [3, 0, 3, 0, 3, 0, 3, 0, 3]
+
+
+def test_a_library_that_adds_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        """Does nothing, as a loop that ends too early."""
+
+        def grouped(self, *_: int) -> None:
+            pass
+
+    monkeypatch.setattr(convolutions, "compiled", Wrong)
+    out = np.zeros(9)
+    add_convolutions(np.ones(7), np.ones(3), np.ones(5), np.array([[0, 5, 0, 3, 0]]), 2, 2, out)
+    assert out.sum() == 15

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from sordino.errors import InputError
 from sordino.gradients.sums import memory
-from sordino.native import boxmuller, kernels
-from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
+from sordino.native import boxmuller, kernels, parts
+from sordino.native.kernels import Kernels, agrees, compiled
+from sordino.native.parts import Array, Pair, Parts, Room, Rules
 from sordino.randomness import RandomSource, Stream, keystream
 from sordino.randomness import rounded_sum as randomness
 from sordino.randomness.exact import EXTRA_BITS, exact_normal
@@ -106,7 +107,7 @@ class TestNoise:
         n = 5 * boxmuller.BLOCK + 12_345
         values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(2)) * 3
         expected = by_passes(values, 20.0, 2.0**-6)
-        monkeypatch.setattr(kernels, "DOUBLE_TOLERANCE", 1.0)
+        monkeypatch.setattr(parts, "DOUBLE_TOLERANCE", 1.0)
         monkeypatch.setattr(randomness, "_rules", Rules)  # not what was kept of others
         settled = 0
         settle = randomness.RoundedSum._settle
@@ -129,7 +130,7 @@ class TestNoise:
         n = 4 * boxmuller.BLOCK + 1
         values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(3)) * 3
         expected = by_passes(values, 20.0, 2.0**-6)
-        monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
+        monkeypatch.setattr(parts, "single_limit", lambda scale: 0.0)
         monkeypatch.setattr(randomness, "_rules", Rules)
         counts, sums = [], randomness.RoundedSum
         decide = sums._decide
@@ -147,7 +148,7 @@ class TestNoise:
         values = np.random.default_rng(n).normal(size=n) * 1e9  # beyond the digits of float32
         before, narrow, slow = values.copy(), np.full(n, np.nan, np.float32), np.full(n, np.nan, np.float32)
         if not decided:
-            monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
+            monkeypatch.setattr(parts, "single_limit", lambda scale: 0.0)
             monkeypatch.setattr(randomness, "_rules", Rules)
         stream().rounded_sum_of(Parts.of([values]), Parts.of([narrow]), 100.0, 2.0**-6, 0.01)
         assert np.array_equal(values, before)
@@ -217,7 +218,7 @@ class TestNoise:
                 values = np.floor(z) + 0.5 - z + side * scale * boxmuller.SINGLE_TOLERANCE / 3
                 keep = np.abs(values) < 0.5  # an offset that is a rest, as in a release
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("sordino.native.kernels.single_limit", lambda scale: np.float32(0.5))
+                    patch.setattr("sordino.native.parts.single_limit", lambda scale: np.float32(0.5))
                     values, _ = first_stage(values, digits, scale)
                 expected = np.floor(z) + (side > 0)
                 assert keep.mean() > 0.3
@@ -438,37 +439,6 @@ class TestLoading:
         assert agrees(Kernels(spec.origin))
         assert not agrees(Wrong(spec.origin))
         assert not agrees(WrongAgain(spec.origin))
-
-
-@pytest.mark.parametrize("hidden", [1, 5, 64])
-def test_a_step_of_an_lstm_is_torchs_up_to_single_precision(hidden: int) -> None:
-    kernels = compiled()
-    if kernels is None:
-        pytest.skip("the library is not there")
-    generator = torch.Generator().manual_seed(hidden)
-    gates = torch.randn(7, 4, hidden, generator=generator) * torch.tensor([0.01, 1, 3, 20])[:, None]
-    before = torch.randn(7, hidden, generator=generator)
-    gates[2, 0, 0], gates[3, 2, 0] = float("nan"), float("inf")  # a record that is not finite stays so
-    exact = gates.double()
-    squashed_gates, cells, squashed, out = gates.clone(), *(torch.empty(7, hidden) for _ in range(3))
-    kernels.lstm_step(*(t.data_ptr() for t in (squashed_gates, before, cells, squashed, out)), 7, hidden)
-    i, f, g, o = exact[:, 0].sigmoid(), exact[:, 1].sigmoid(), exact[:, 2].tanh(), exact[:, 3].sigmoid()
-    cell = f * before + i * g
-    for found, wanted in zip((*squashed_gates.unbind(1), cells, out), (i, f, g, o, cell, o * cell.tanh()), strict=True):
-        assert torch.allclose(found.double(), wanted, rtol=2**-21, atol=2**-21, equal_nan=True)
-    dh, dc = torch.randn(7, hidden, generator=generator), torch.randn(7, hidden, generator=generator)
-    left, delta = dc.clone(), torch.empty(7, 4, hidden)
-    places = squashed_gates, before, squashed, dh, left, delta
-    kernels.lstm_back(*(t.data_ptr() for t in places), 7, hidden)
-    leaves = exact.clone().requires_grad_(), before.double().requires_grad_()
-    gate = leaves[0].unbind(1)
-    after = gate[1].sigmoid() * leaves[1] + gate[0].sigmoid() * gate[2].tanh()
-    shown = gate[3].sigmoid() * after.tanh()
-    wanted = torch.autograd.grad((shown, after), leaves, (dh.double(), dc.double()))
-    for found, want in zip((delta, left), wanted, strict=True):
-        rows = torch.isfinite(want.flatten(1)).all(1)
-        assert torch.allclose(found[rows].double(), want[rows], rtol=1e-5, atol=1e-5)
-        assert not bool(torch.isfinite(found[2].flatten()).all())
 
 
 @needs_compiler

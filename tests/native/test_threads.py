@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from sordino.native.boxmuller import BLOCK
-from sordino.native.kernels import Kernels, Parts, compiled
+from sordino.native.kernels import Kernels, compiled
+from sordino.native.parts import Parts
 from sordino.native.threads import share, workers
 from sordino.randomness import RandomSource
 from sordino.randomness import rounded_sum as randomness

@@ -58,7 +58,29 @@ class Shared(Own):
         return before + self.x[index]
 
 
-@pytest.mark.parametrize("made", [Counting, RunningMean, Shared])
+class Vocabulary(Own):
+    """Numbers are given to words as they are met."""
+
+    def changed(self, index: int) -> Tensor:
+        numbers: dict[int, int] = self.__dict__.setdefault("numbers", {})
+        words = (self.x[index] * 9).long().tolist()
+        return torch.tensor([numbers.setdefault(w, len(numbers)) for w in words]).float()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[int, int] = {}
+
+
+class VocabularyInside(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Vocabulary()
+
+    def changed(self, index: int) -> Tensor:
+        return self.inner[index][0]
+
+
+@pytest.mark.parametrize("made", [Counting, RunningMean, Shared, Vocabulary, VocabularyInside])
 def test_an_item_that_depends_on_what_was_read_before_is_refused(made: type[Own]) -> None:
     with pytest.raises(sordino.Refused, match="read again"):
         check_items(made())
@@ -114,7 +136,34 @@ class Wrapped(Own):
         return self.inner[index]
 
 
-@pytest.mark.parametrize("made", [Mixup, Neighbour, Centred, Parity, Wrapped])
+class Pair(Dataset[tuple[Tensor, Tensor]]):
+    """Inputs and targets in one attribute."""
+
+    def __init__(self, form: Any = tuple) -> None:
+        self.data = form([Own().x, Own().y])
+
+    def __len__(self) -> int:
+        return len(self.column(0))
+
+    def column(self, number: int) -> Tensor:
+        return self.data[number]  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.column(0)[index] - self.column(0)[index - 1], self.column(1)[index]
+
+
+class Columns(Pair):
+    def __init__(self) -> None:
+        super().__init__(lambda data: {"columns": dict(enumerate(data)), "name": "public"})
+
+    def column(self, number: int) -> Tensor:
+        return self.data["columns"][number]  # type: ignore[no-any-return]
+
+
+OTHERS = (Mixup, Neighbour, Centred, Parity, Wrapped, Pair, lambda: Pair(list), Columns)
+
+
+@pytest.mark.parametrize("made", [*OTHERS, lambda: Subset(Pair(), range(40))])
 def test_an_item_that_depends_on_other_records_is_refused(made: Any) -> None:
     with pytest.raises(sordino.Refused, match="other records are missing"):
         check_items(made())

@@ -71,7 +71,8 @@ class Spread:
             scale = small.lower * step
             mass = factor * large.masses * _far(small, small.masses, places.reach, large)
             mean = _far(small, small.masses * np.exp(small.logs(interval) - scale), places.reach, large)
-            up_mass = factor * large.masses * mean * np.exp(scale - large.logs(interval)) / math.expm1(fine)
+            there = np.minimum(scale - large.logs(interval), 0.0)  # positive: nothing is far below it
+            up_mass = factor * large.masses * mean * np.exp(there) / math.expm1(fine)
             up_mass = np.minimum(up_mass, mass)
             _add(result, start, ratio, mass - up_mass + factor * small.zero * large.masses)
             _add(result, start + 1, ratio, up_mass)

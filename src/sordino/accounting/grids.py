@@ -141,7 +141,9 @@ def _lower_on_grid(
         found = from_below(interval, cells)
         if found.cumulant(0.0) <= math.log(delta):  # of all mass no more is left
             return 0.0
-        return min(upper, found.epsilon_from_below(delta, tilt))
+        # tilted like the upper bound, the bulk of this one may be its largest losses, which are further out
+        tilts = {tilt, found.tilt_near(upper, tilt)}
+        return min(upper, max(found.epsilon_from_below(delta, theta) for theta in tilts))
 
     best: float | None = None
     try:

@@ -31,6 +31,7 @@ _UNIT = 2.0**-52
 _CUMULANT_ERROR = 1e-12  # bound on the rounding of a cumulant: its exponents are below 1500
 _MEAN_ERROR = 3e-10  # the same for a mean, relative to that of the absolute values: masses of epochs are within 1e-10
 _LARGEST = 340.0  # largest exponent of a weight whose square is still a finite double
+_STEEPEST = 700.0  # largest θ times the interval: with more all weight is on one loss, and exponents lose their digits
 
 
 TAIL = 1e-6
@@ -171,14 +172,19 @@ class Composition:
         return tilt if abs(mean - aim) <= 2 * math.sqrt(variance) else self._tilt_with_mean(aim, tilt)
 
     def _tilt_with_mean(self, aim: float, tilt: float) -> float:
-        """A θ whose tilted mean is within a standard deviation of `aim` (the mean grows with θ)."""
-        low, high = 0.0, math.inf
+        """A θ whose tilted mean is within a standard deviation of `aim` (the mean grows with θ).
+
+        If no mean is that large, the steepest θ.
+        """
+        low, high, steepest = 0.0, math.inf, _STEEPEST / self.interval
         for _ in range(60):
             mean, variance = self.moments(tilt)
             if abs(mean - aim) <= 0.5 * math.sqrt(variance):
                 break
             low, high = (tilt, high) if mean < aim else (low, tilt)
-            tilt = 2 * tilt if math.isinf(high) else (low + high) / 2
+            if low >= steepest:
+                return steepest
+            tilt = min(2 * tilt, steepest) if math.isinf(high) else (low + high) / 2
         return tilt
 
     def _epsilon(self, delta: float, tilt: float) -> float:

@@ -64,12 +64,12 @@ class Pass:
     independent: moreover no value was read from a tensor, so only the number of rows can influence a row's result.
     alike: the same for every part of this batch: all that was read is that a number is in none of its rows.
     operations: a hash of what is computed, in order, and of the answers to questions about several rows. program: the
-    same, and whether another dimension is as long as the batch, which might mislead the engine, not the model.
-    sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
-    were read, if any. cut: the rows of some tensor do not lie in order along one dimension. opened: the model was given
-    access to a tensor's memory. stops: the program may stop gradients or change them, so that equal losses do not mean
-    equal gradients. custom: Python code runs in the backward pass (a hook, a custom function), which may use values of
-    any row. reads: values of the data may be where no label follows them, also if there is only one row.
+    same, and whether another dimension is as long as the batch, which might mislead the engine. sized: the computation
+    may depend on the number of rows or on their positions. numbers: a hash of the values that were read, if any.
+    cut: the rows of some tensor do not lie in order along one dimension. opened: the model has a tensor's memory.
+    stops: the program may stop or change gradients: equal losses do not mean equal gradients. custom: the backward pass
+    runs Python code (hooks, custom functions), which may use any row's values. reads: values of the data may be where
+    no label follows them, also if there is only one row.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -127,7 +127,7 @@ class Pass:
         self.losses = self.losses.detach()
 
     def hides(self) -> None:
-        """A part of it ran where calls are not intercepted (in a thread, scripted): any value may have been read."""
+        """A part ran where calls are not intercepted (in a thread, scripted): any value may have been read."""
         self.reads = True
         if self.rows > 1:
             self.independent, self.alike, self.sized, self.numbers = False, False, True, next(unlike_any)
@@ -169,7 +169,8 @@ class Pass:
             if gradient is not None:
                 raise Refused(
                     f"{name}: it is used inside an operation that sordino can't intercept (a custom autograd.Function, "
-                    "a scripted or a compiled module); write that operation in plain PyTorch, or freeze the parameter"
+                    "a scripted or compiled module, an argument of torch.func's vmap or jvp); write that operation in "
+                    "plain PyTorch, or freeze the parameter"
                 )
 
 
@@ -205,8 +206,7 @@ def _check_trained(setup: Setup) -> None:
 class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
-    operations, program, proven, independent, alike, sized, numbers, opened, stops: of all iterates' `Pass`es together.
-    course, places: as in ``course.py``. cut: as in `Pass`, for any of them.
+    operations, program, …, stops, cut: as in `Pass`, of all iterates together. course, places: as in ``course.py``.
     again: the losses are those of the present weights, so that another pass must reproduce them. squares: squared norms
     of the contributions, if they were computed before they are clipped. norms: those of the records, when they are.
     """

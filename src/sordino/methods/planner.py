@@ -66,6 +66,8 @@ class Budget:
     def __post_init__(self) -> None:
         checks.count("records", self.records)
         checks.positive("epochs", self.epochs)
+        checks.positive("epsilon", self.epsilon)
+        checks.delta_value(self.delta)
         if checks.count("batches", self.batches) > self.records:
             raise InputError(f"{self.batches} batches per epoch are more than the {self.records} records")
         if self.batches * self.epochs > LONGEST:

@@ -5,21 +5,8 @@
  * The loops are plain C that the compiler vectorises. Fused multiply-add is allowed: it only removes a rounding. No
  * other change of floating-point results is allowed (no -ffast-math). */
 
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#define WIDE_CLONES 1
-#else
-#define WIDE
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE float as_float(int32_t x) { float y; memcpy(&y, &x, sizeof y); return y; }
-INLINE int32_t as_int(float x) { int32_t y; memcpy(&y, &x, sizeof y); return y; }
+#include "tiles.h"
 
 /* -ln(u * 2^-32) from u = 2^e * m with m in [sqrt(1/2), sqrt(2)) and ln m = 2 artanh((m-1)/(m+1)). For u = 0 the result
  * is larger than 100. */
@@ -355,6 +342,30 @@ enum { GATHER = 2048 }; /* number of columns that are summed at a time */
 GATHERED(gathered_f32, float)
 GATHERED(gathered_f64, double)
 
+/* For `count` arrays at once, each of n rows: (address, columns, stride, address of its result) in `table`.
+ * squares_of_all_f32: out[i] = the sum of squares of row i of all of them. gathered_all_f32: the result of each is its sum
+ * as in gathered_f32, rounded once. room: n, and GATHER, numbers. */
+void squares_of_all_f32(const int64_t *table, int64_t count, int64_t n, double *room, double *out) {
+    memset(out, 0, n * sizeof *out);
+    for (int64_t k = 0; k < count; k++, table += 4) {
+        squares_f32((const float *)table[0], n, table[1], table[2], 0, room);
+        for (int64_t i = 0; i < n; i++) out[i] += room[i];
+    }
+}
+
+WIDE void gathered_all_f32(const int64_t *table, int64_t count, int64_t n, const double *weights, double *room) {
+    for (int64_t k = 0; k < count; k++, table += 4)
+        for (int64_t left = 0; left < table[1]; left += GATHER) {
+            const int64_t width = left + GATHER < table[1] ? GATHER : table[1] - left;
+            float *restrict out = (float *)table[3] + left;
+            memset(room, 0, width * sizeof *room);
+            gathered_f32_tile((const float *)table[0] + left, n, width, table[2], weights, room);
+            for (int64_t j = 0; j < width; j++) out[j] = (float)room[j];
+        }
+}
+
+int64_t gathered_room(void) { return GATHER; }
+
 /* Row places[i] of the totals += weights[owners[i]] times row i, in double precision. A row with weight zero is not
  * read. */
 #define SCATTERED(NAME, T)                                                                                             \
@@ -436,11 +447,6 @@ SCATTERED(scattered_f64, double)
  * belong to one record: for p > SLIM these rows are summed first. room: memory for `blocked_room()` floats. If p > SLIM
  * the result may be `narrow` instead: the sum over all blocks, rounded once to single precision. */
 enum { DOWN = 6, HIGH = 96, BROAD = 128, DEEP = 128 };
-typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
-typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
-typedef float Sixteen __attribute__((vector_size(64), aligned(4), may_alias));
-typedef double Four64 __attribute__((vector_size(32), aligned(8), may_alias));
-typedef double Eight64 __attribute__((vector_size(64), aligned(8), may_alias));
 
 /* One tile: to (DOWN, two vectors), in lines of BROAD numbers, += weight times the sum over `depth` rows, in groups of
  * `each`, of left (DOWN columns) and right (two vectors of columns), which were laid out by `panels`. HALF and WIDER
@@ -477,18 +483,6 @@ typedef double Eight64 __attribute__((vector_size(64), aligned(8), may_alias));
 
 TILE(tile_256, Eight, Four, Four64)
 TILE(tile_512, Sixteen, Eight, Eight64)
-
-/* Copies (rows, columns) with the given stride into consecutive panels of `width` columns; the last one is padded with
- * zeros. */
-INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int64_t columns, int64_t width,
-                   float *restrict to) {
-    const int64_t whole = columns / width * width;
-    for (int64_t k = 0; k < rows; k++, from += stride, to += width) {
-        for (int64_t j = 0; j < whole; j += width) memcpy(to + j * rows, from + j, width * sizeof(float));
-        if (whole < columns)
-            for (int64_t c = 0; c < width; c++) to[whole * rows + c] = whole + c < columns ? from[whole + c] : 0;
-    }
-}
 
 /* One block if left has few columns (p <= SLIM). The rows of right are not copied: four rows at a time are read, in
  * strips of STRIP columns, so that the strip and the sums (p, STRIP) of the block stay in the first-level cache. For
@@ -574,7 +568,7 @@ INLINE void strips(const float *restrict left, const float *restrict right, cons
 
 TILED(tiled_256, WIDE, tile_256, 16)
 #if defined(WIDE_CLONES)
-TILED(tiled_512, __attribute__((target("arch=x86-64-v4"))), tile_512, 32)
+TILED(tiled_512, BITS_512, tile_512, 32)
 #endif
 
 WIDE static void stripped(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
@@ -592,8 +586,7 @@ void block_sums_f32(const float *left, const float *right, const int64_t *sizes,
         return;
     }
 #if defined(WIDE_CLONES)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd")) {
+    if (has_512_bits()) {
         tiled_512(left, right, sizes, bounds, weights, room, total, narrow);
         return;
     }
@@ -604,69 +597,6 @@ void block_sums_f32(const float *left, const float *right, const int64_t *sizes,
 /* The floats that `block_sums_f32` needs as room, for this number of rows in all blocks. */
 int64_t blocked_room(int64_t rows, int64_t p) {
     return p > SLIM ? 2 * HIGH * BROAD + rows * (BROAD + p + DOWN) : LONG > SLIM * STRIP ? LONG : SLIM * STRIP;
-}
-
-/* e^x for x in [-87, 80]: 2^n e^r with |r| <= ln(2)/2 and the Taylor series of e^r. The caller keeps x in this
- * range; x must not be NaN. */
-INLINE float exponential(float x) {
-    const float turned = x * 1.44269504088896341f + 12582912.0f; /* its last bits are the integer n */
-    const float whole = turned - 12582912.0f;
-    const float r = (x - whole * 0.693145751953125f) - whole * 1.42860682030941723e-6f;
-    const float series =
-        1.f + r * (1.f + r * (1.f / 2 + r * (1.f / 6 + r * (1.f / 24 + r * (1.f / 120 + r * (1.f / 720))))));
-    return as_float(as_int(series) + (int32_t)((uint32_t)as_int(turned) << 23));
-}
-
-/* 1/(1 + e^-x); NaN for NaN. */
-INLINE float sigmoid(float x) {
-    const float held = x > 80.f ? 80.f : x < -80.f ? -80.f : x == x ? x : 0.f;
-    return x == x ? 1.f / (1.f + exponential(-held)) : x;
-}
-
-/* tanh x = 1 - 2/(e^2x + 1); for |x| < 0.4, where this would cancel, x times a series in x^2. NaN for NaN. */
-INLINE float tanh_of(float x) {
-    const float held = x > 10.f ? 10.f : x < -10.f ? -10.f : x == x ? x : 0.f;
-    const float far = 1.f - 2.f / (exponential(2.f * held) + 1.f), z = held * held;
-    const float near = held + held * z * (-1.f / 3 + z * (2.f / 15 + z * (-17.f / 315 + z * (62.f / 2835 +
-                       z * (-1382.f / 155925 + z * (21844.f / 6081075))))));
-    return x == x ? (z < 0.16f ? near : far) : x;
-}
-
-/* One step of an LSTM for n records and `hidden` units. gates (n, 4, hidden): the inputs of the activations of i,
- * f, g, o, which are overwritten with their outputs. before, cells (n, hidden): the cells before and after the
- * step. squashed: the tanh of the cells. out: the output. */
-WIDE void lstm_step_f32(float *restrict gates, const float *restrict before, float *restrict cells,
-                        float *restrict squashed, float *restrict out, int64_t n, int64_t hidden) {
-    for (int64_t k = 0; k < n; k++, gates += 4 * hidden, before += hidden, cells += hidden, squashed += hidden, out += hidden) {
-        float *restrict i = gates, *restrict f = gates + hidden, *restrict g = f + hidden, *restrict o = g + hidden;
-        _Pragma("GCC ivdep") for (int64_t j = 0; j < hidden; j++) {
-            const float in = sigmoid(i[j]), kept = sigmoid(f[j]), new = tanh_of(g[j]), shown = sigmoid(o[j]);
-            const float cell = kept * before[j] + in * new, flat = tanh_of(cell);
-            i[j] = in, f[j] = kept, g[j] = new, o[j] = shown;
-            cells[j] = cell, squashed[j] = flat, out[j] = shown * flat;
-        }
-    }
-}
-
-/* The backward pass of this step. dh, dc: the gradients of the output and of the cells after the step. delta:
- * receives the gradient of the gates' inputs. dc is overwritten with the gradient of the cells before the step. */
-WIDE void lstm_back_f32(const float *restrict gates, const float *restrict before, const float *restrict squashed,
-                        const float *restrict dh, float *restrict dc, float *restrict delta, int64_t n, int64_t hidden) {
-    for (int64_t k = 0; k < n; k++) {
-        const float *restrict i = gates + 4 * k * hidden, *restrict f = i + hidden, *restrict g = f + hidden;
-        const float *restrict o = g + hidden, *restrict c = before + k * hidden, *restrict s = squashed + k * hidden;
-        const float *restrict up = dh + k * hidden;
-        float *restrict cell = dc + k * hidden, *restrict di = delta + 4 * k * hidden, *restrict df = di + hidden;
-        float *restrict dg = df + hidden, *restrict d_o = dg + hidden;
-        _Pragma("GCC ivdep") for (int64_t j = 0; j < hidden; j++) {
-            const float total = cell[j] + up[j] * (o[j] - o[j] * s[j] * s[j]);
-            di[j] = total * g[j] * (i[j] - i[j] * i[j]);
-            df[j] = total * c[j] * (f[j] - f[j] * f[j]);
-            dg[j] = total * i[j] * (1.f - g[j] * g[j]);
-            d_o[j] = up[j] * s[j] * (o[j] - o[j] * o[j]);
-            cell[j] = total * f[j];
-        }
-    }
 }
 
 /* The largest magnitude of all elements; NaN if one is NaN. Without the sign bit, floats are ordered like their bits as

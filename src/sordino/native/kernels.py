@@ -8,6 +8,7 @@
 | `squares`       | products in double, and their sums     | the same up to 2⁻¹⁷ (docs/guarantees/noise.md, section 6) |
 | `scaled`        | a product, and another one for the sum | the same up to the rounding of double precision           |
 | `gathered`      | a vector times a matrix, in double     | likewise                                                  |
+| `squares_of_all`, `gathered_all` | `squares` and `gathered` of many small gradients, one call | the same |
 | `scattered`     | torch's `index_add_`, in double        | likewise                                                  |
 | `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
 | `merged`        | a sort and sums of equal neighbours, in float32 | the same up to rounding                         |
@@ -15,7 +16,9 @@
 | `largest`       | a minimum and a maximum                | the same                                                  |
 | `few_outputs`   | a linear map, and `squares` of its input | the same up to rounding, and 2⁻¹⁷ for the squares       |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
-| `lstm_step`, `lstm_back` | a dozen operations on an LSTM's gates | the same up to 2⁻²¹ of each, or of 1          |
+| `lstm_*`        | a loop over the steps of an LSTM       | the same up to 2⁻²¹ of each gate, or of 1, and rounding  |
+| `products`      | a product for each record, and `squares` of it | the same up to the rounding of a record          |
+| `maps`          | a linear map                           | the same up to rounding                                  |
 | `grouped`       | short convolutions, and their sum      | the same up to rounding                                  |
 | `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
@@ -32,22 +35,19 @@ import hashlib
 import importlib.util
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sordino.native.boxmuller import DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
+from sordino.native.parts import Array, Pair, Parts, Room, Rules, kinds_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = npt.NDArray[Any]
-Pair = tuple[int, int]
 Window = tuple[Pair, Pair, Pair]  # stride, dilation, padding
-_OPEN = np.dtype([("values", np.int64, 2), ("results", np.int64, 2), ("u", np.uint32), ("v", np.uint32)])
 EVERY = 1 << 40  # rows of a block that are summed together: all of them
 FEW_OUTPUTS = 24  # up to this number `blocked` does not sum the records of a block separately
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
@@ -56,92 +56,6 @@ _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 def readable(t: Tensor) -> bool:
     """Is it plain memory: not on a device, not a negated view, not an expanded tensor?"""
     return t.is_cpu and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
-
-
-class Parts:
-    """Vectors of one dtype that are treated as one; their memory is read in place.
-
-    places: (address, number of elements) of each. arrays: creates them as arrays on request; this function, and so the
-    memory, lives as long as this object.
-    """
-
-    def __init__(
-        self, places: Sequence[tuple[int, int]], dtype: np.dtype[Any], arrays: Callable[[], list[Array]]
-    ) -> None:
-        self._table = array("q", [number for place in places for number in place])
-        self._arrays = arrays
-        self.at, self.count, self.dtype = self._table.buffer_info()[0], len(places), dtype
-        self.size = sum(n for _, n in places)
-
-    @classmethod
-    def of(cls, vectors: Sequence[Array]) -> Parts:
-        if any(vector.dtype != vectors[0].dtype for vector in vectors):
-            raise TypeError("parts have one dtype")
-        flat = [np.ascontiguousarray(vector) for vector in vectors]  # a column is not contiguous in memory
-        return cls([(v.ctypes.data, v.size) for v in flat], flat[0].dtype, lambda: flat)
-
-    def joined(self, out: Array | None = None) -> Array:
-        """The values as one vector."""
-        return np.concatenate(self._arrays(), out=out)
-
-    def store(self, flat: Array) -> None:
-        """Overwrite the values with such a vector."""
-        start = 0
-        for array_ in self._arrays():
-            array_[:] = flat[start : start + array_.size]
-            start += array_.size
-
-    def arrays(self) -> list[Array]:
-        return self._arrays()
-
-
-def kinds_of(values: Parts, results: Parts) -> Pair:
-    """The sizes in bytes of a value and of a result."""
-    return values.dtype.itemsize, results.dtype.itemsize
-
-
-class Room:
-    """Buffers for blocks of values: the random words of one block, and the pairs that the first stage of several left
-    open.
-
-    words: the digits of U, 32 for each pair, then those of V. ready: the number of pairs that may be open before a
-    block.
-    """
-
-    def __init__(self, values: int) -> None:
-        self.ready = pairs = (values + 1) // 2
-        self._memory = np.empty(137 * pairs, np.uint8)  # words, then for twice as many pairs the rest, and a mask
-        self.words_at = at = self._memory.ctypes.data
-        self.open_at, self.counters_at, self.left_at = at + 8 * pairs, at + 88 * pairs, at + 120 * pairs
-        self.mask_at = at + 136 * pairs
-
-    def words(self, pairs: int) -> npt.NDArray[np.uint64]:
-        return self._memory[: 8 * pairs].view("<u8")
-
-    def open(self, count: int) -> Array:
-        """The open pairs: the addresses of their values and of their results, and their digits."""
-        return self._memory[8 * self.ready :][: _OPEN.itemsize * count].view(_OPEN)
-
-    def counters(self, count: int) -> bytes:
-        """The positions of their digits in the stream, as blocks of 16 bytes."""
-        return self._memory[88 * self.ready :][: 16 * count].tobytes()
-
-    def left(self, count: int) -> list[int]:
-        """The indices of those that the second stage left open."""
-        numbers: list[int] = self._memory[120 * self.ready :][: 8 * count].view(np.int64).tolist()
-        return numbers
-
-
-class Rules:
-    """Parameters of the two stages: the scale of the noise, the grid, and the value of a grid step in the result."""
-
-    def __init__(self, scale: float, spacing: float, step: float) -> None:
-        self.scale, self.spacing, self.step = scale, spacing, step
-        first = float(single_limit(scale)), -SINGLE_LOGS[1], -SINGLE_LOGS[0]
-        second = 0.5 - scale * DOUBLE_TOLERANCE, -DOUBLE_LOGS[1], -DOUBLE_LOGS[0]
-        self._table = array("d", [scale, spacing, step, *first, scale, spacing, step, *second])
-        self.first_at = self._table.buffer_info()[0]
-        self.second_at = self.first_at + 6 * self._table.itemsize
 
 
 class Kernels:
@@ -168,6 +82,9 @@ class Kernels:
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
+        self._squares_of_all = function("squares_of_all_f32", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
+        self._gathered_all = function("gathered_all_f32", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
+        self._gathered_room = function("gathered_room", c_int64)
         self._merged = function("merged_f32", c_int64, *pointers, c_int64, c_int64, *pointers, c_void_p)
         self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
         self._blocked = function("block_sums_f32", None, *[c_void_p] * 8)
@@ -177,8 +94,13 @@ class Kernels:
         self.few_outputs = functions("few_outputs_*", None, *dots)
         self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
         self._key_stream = function("key_stream", c_int32, c_char_p, c_uint64, c_int64, c_void_p)
-        self.lstm_step = function("lstm_step_f32", None, *pointers, c_void_p, c_void_p, c_int64, c_int64)
-        self.lstm_back = function("lstm_back_f32", None, *pointers, *pointers, c_int64, c_int64)
+        self._lstm = [function(f"lstm_{name}_f32", None, *[c_void_p] * 10) for name in ("forward", "backward")]
+        self._lstm_room = function("lstm_room", c_int64, c_int64)
+        self._products = function("products_f32", None, *pointers, *pointers, c_int32)
+        self._products_room = function("products_room", c_int64, *sizes)
+        self._maps = function("maps_f32", None, *pointers, *pointers, c_int32)
+        self._maps_room = function("maps_room", c_int64)
+        self.maps_pay = bool(function("maps_pay", c_int32)())
         self.grouped = function("grouped_f64", None, *[c_void_p] * 6)
         self._largest = functions("largest_*", c_double, c_void_p, c_int64)
 
@@ -233,6 +155,22 @@ class Kernels:
         tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
         self._blocked(left[0], right[0], *tables, *((0, total) if narrow else (total, 0)))
 
+    def squares_of_all(self, arrays: Sequence[int], n: int, out: int) -> None:
+        """out (n) ← the sums of squares of the n rows of all arrays, which are float32.
+
+        arrays: address, columns, stride and 0 of each.
+        """
+        table, room = array("q", arrays), np.empty(n)
+        self._squares_of_all(table.buffer_info()[0], len(arrays) // 4, n, room.ctypes.data, out)
+
+    def gathered_all(self, arrays: Sequence[int], n: int, weights: int) -> None:
+        """For each array the sum of its n rows times their weights, in double precision, rounded once to float32.
+
+        arrays: address, columns, stride and the address of the sum of each.
+        """
+        table, room = array("q", arrays), np.empty(self._gathered_room())
+        self._gathered_all(table.buffer_info()[0], len(arrays) // 4, n, weights, room.ctypes.data)
+
     def merged(self, rows: int, at: int, shape: Sequence[int], size: int, skip: int, found: Sequence[int]) -> int:
         """Sums the rows (m, S, d) of each record and place: values, places and owners go to the addresses `found`.
 
@@ -253,6 +191,49 @@ class Kernels:
         room, sums = np.empty(len(total) + 1 + shape[0], np.int64), np.empty(shape[1])
         to = room.ctypes.data, sums.ctypes.data, total.data_ptr()
         self._placed(rows, *shape, place, owner, weight, len(total), *to)
+
+    def products(
+        self,
+        left: int,
+        right: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        out: int,
+        norm2: int,
+        narrow: bool = False,
+    ) -> None:
+        """out (n, p, q) ← Σ_k left_k ⊗ right_k for each record, in float32; norm2 (n) ← their squared norms, float64.
+
+        left (n, S, p) and right (n, S, q) by address. shape: n, S, p, q. strides: three of left, the first two of
+        right, whose third is 1. out: 0 if only the norms are needed. narrow: use vectors of 256 bits.
+        """
+        sizes = array("q", [*shape, *strides])
+        room = np.empty(self._products_room(*shape[1:]), np.float32)
+        self._products(left, right, sizes.buffer_info()[0], room.ctypes.data, out, norm2, narrow)
+
+    def maps(self, x: int, matrix: int, bias: int, sizes: Sequence[int], out: int, narrow: bool = False) -> None:
+        """out (n, q) ← x (n, p) · matrix (p, q) + bias, in float32, by address; bias may be 0.
+
+        sizes: n, p, q, the strides of the rows of x and of the matrix, and whether the matrix is stored as (q, p).
+        narrow: use vectors of 256 bits.
+        """
+        table, room = array("q", sizes), np.empty(self._maps_room(), np.float32)
+        self._maps(x, matrix, bias, table.buffer_info()[0], room.ctypes.data, out, narrow)
+
+    def lstm(
+        self,
+        backwards: bool,
+        tensors: Sequence[int],
+        sizes: Sequence[int],
+        results: Sequence[int],
+        narrow: bool = False,
+    ) -> None:
+        """All steps of an LSTM's forward or backward pass for some of its records, as lstm.c describes them.
+
+        tensors and results by address. sizes: steps, records, hidden units, reversed, two strides, first, end.
+        """
+        table, room = array("q", [*sizes, narrow]), np.empty(self._lstm_room(sizes[2]), np.float32)
+        self._lstm[backwards](*tensors, table.buffer_info()[0], room.ctypes.data, *results)
 
     def largest(self, parts: Parts) -> float:
         """The largest magnitude: NaN if there is one, 0 if there is none."""
@@ -376,6 +357,10 @@ def _adds_up(kernels: Kernels) -> bool:
     scaled = [[w * x for x in row] for w, row in zip(weights, numbers, strict=True)]
     rows_of = np.array([0, 2, 2, 5], np.int64), np.array([1.0, 3.0, 2.0])
     kernels.blocked((product, columns), (at, columns), (columns, columns), *rows_of, tiled)
+    gram, product_of, norm2 = array("f", [0.0] * n * n), array("f", [0.0] * columns**2), array("d", [0.0])
+    kernels.maps(at, at, 0, (n, columns, n, columns, columns, 1), gram.buffer_info()[0])
+    shape, strides = (1, n, columns, columns), (0, columns, 1, 0, columns)
+    kernels.products(at, at, shape, strides, product_of.buffer_info()[0], norm2.buffer_info()[0])
     terms = [[row[0] * x for row, x in zip(scaled, column, strict=True)] for column in zip(*numbers, strict=True)]
     by_block = [sum(t[:2]) + 2 * sum(t[2:]) for t in terms]
     return (
@@ -383,6 +368,10 @@ def _adds_up(kernels: Kernels) -> bool:
         and out.tolist() == [x for row in scaled for x in row]
         and total.tolist() == [2 * sum(column) for column in zip(*scaled, strict=True)]
         and tiles[:columns].tolist() == by_block
+        and gram.tolist() == [sum(x * y for x, y in zip(a, b, strict=True)) for a in numbers for b in numbers]
+        and product_of[:columns].tolist()
+        == [sum(row[0] * x for row, x in zip(numbers, c, strict=True)) for c in zip(*numbers, strict=True)]
+        and norm2[0] == sum(x * x for x in gram)
         and apart.tolist() == out.tolist()
         and kernels.largest(Parts.of([np.frombuffer(rows, np.float32)])) == 5.0
     )

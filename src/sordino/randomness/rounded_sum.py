@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from sordino.native import boxmuller
 from sordino.native.boxmuller import Pairs
-from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled, kinds_of
+from sordino.native.kernels import Kernels, compiled
+from sordino.native.parts import Parts, Room, Rules, kinds_of
 from sordino.native.threads import share
 from sordino.randomness.exact import exact_normal
 from sordino.randomness.keystream import Further, Keystream, extra_digits

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sordino.errors import InputError
 from sordino.native import boxmuller
-from sordino.native.kernels import Parts
+from sordino.native.parts import Parts
 from sordino.randomness import skips
 from sordino.randomness.exact import as_double, exact_exponential, exact_normal, fixed_normal
 from sordino.randomness.keystream import Keystream, extra_digits

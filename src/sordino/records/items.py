@@ -4,11 +4,13 @@
 clipping of rows bounds that. Tested before training:
 
 - items are read again in the reverse order, and must be the same. Otherwise they depend on what was read before: a
-  counter, a running statistic, memory that items share;
+  counter, a running statistic, memory that items share. Containers to which the first reading added something (a
+  vocabulary that grows, a cache) are as before it;
 - items are read from datasets that lack the last record, or the second half of them, and must be the same. Otherwise
   they depend on the number of records, on statistics over all of them, or on other records (mixup, triplets, windows
-  that overlap). Such a dataset is made where records are entries of lists, arrays or tensors that the dataset, or one
-  inside it, has as attributes. Where that can't be done, or where reading from it fails, nothing is known.
+  that overlap). Such a dataset is made where records are entries of lists, arrays, tensors or data frames that the
+  dataset, or one inside it, has as attributes, also within tuples, lists and dicts. Where that can't be done, or where
+  reading from it fails, nothing is known.
 
 Not seen: what was computed from all records before, such as a mean that `__init__` has stored. That is as if the rows
 had been given in that form: such statistics must be public or released (docs/threat-model.md).
@@ -16,7 +18,9 @@ had been given in that form: such statistics must be public or released (docs/th
 
 from __future__ import annotations
 
+import copy
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,8 @@ from sordino.gradients.rows import tensors
 
 _READ = 8  # items that are read again
 _DEEPEST = 4  # datasets inside of datasets
+_GROWING = 1 << 16  # entries of containers that may grow
+_PARTS = 64  # containers with an entry for each column
 
 OTHERWISE = (
     "so one record changes the rows of others. Make __getitem__ a function of its own record; random numbers may be "
@@ -70,16 +76,19 @@ def refuse_dependent_items(dataset: Any, count: int, read: Any) -> None:
     if not count:
         return
     places = sorted({0, count - 1, *(secrets.randbelow(count) for _ in range(_READ - 2))})
-    items = read(dataset)
+    items, before = read(dataset), _containers(dataset)
     found = items(places)
+    _put_back(before)
     if not all(map(same, reversed(found), items(places[::-1]))):
         raise read_otherwise()
     for kept in {count - 1, count // 2} - {0}:
+        _put_back(before)
         shorter = _shortened(dataset, count, kept, _DEEPEST)
         if shorter is None:
             continue
         places = sorted({0, kept - 1, *(secrets.randbelow(kept) for _ in range(_READ - 2))})
         found = items(places)
+        _put_back(before)
         try:
             fewer = read(shorter)(places)
         except Exception:  # it can't be shortened in this way
@@ -92,6 +101,29 @@ def refuse_dependent_items(dataset: Any, count: int, read: Any) -> None:
             )
 
 
+def _containers(dataset: Any) -> list[tuple[Any, Any]]:
+    """(a dict, list or set that the dataset or one inside of it has as an attribute, a copy), unless it is large."""
+    found: list[tuple[Any, Any]] = []
+    waiting, seen = [dataset], set()
+    while waiting:
+        here = waiting.pop()
+        seen.add(id(here))
+        for value in list(getattr(here, "__dict__", {}).values()):
+            if isinstance(value, (dict, list, set)) and len(value) <= _GROWING:
+                found.append((value, copy.copy(value)))
+            elif _length(value) is not None and hasattr(value, "__dict__") and id(value) not in seen:
+                waiting.append(value)
+    return found
+
+
+def _put_back(before: list[tuple[Any, Any]]) -> None:
+    """Takes out what was added since."""
+    for value, copied in before:
+        if len(value) != len(copied):
+            value.clear()
+            value.extend(copied) if isinstance(value, list) else value.update(copied)
+
+
 def _shortened(dataset: Any, count: int, kept: int, depth: int) -> Any:
     """A copy whose lists, arrays and tensors of `count` entries have the first `kept` of them; None if it has none.
 
@@ -100,15 +132,7 @@ def _shortened(dataset: Any, count: int, kept: int, depth: int) -> Any:
     attributes = getattr(dataset, "__dict__", None)
     if not attributes or depth == 0:
         return None
-    changed: dict[str, Any] = {}
-    for name, value in attributes.items():
-        if type(value) in (list, tuple, np.ndarray) or isinstance(value, Tensor):
-            if getattr(value, "ndim", 1) and len(value) == count:
-                changed[name] = value[:kept]
-        elif _length(value) == count and hasattr(value, "__getitem__"):
-            inner = _shortened(value, count, kept, depth - 1)
-            if inner is not None:
-                changed[name] = inner
+    changed = _shorter_parts(attributes, count, kept, depth)
     if not changed:
         return None
     try:
@@ -117,6 +141,28 @@ def _shortened(dataset: Any, count: int, kept: int, depth: int) -> Any:
         return None
     made.__dict__.update(attributes | changed)
     return made
+
+
+def _shorter_parts(parts: Mapping[Any, Any], count: int, kept: int, depth: int) -> dict[Any, Any]:
+    """Those of the parts that have an entry for each record, shortened."""
+    found = {key: _shorter(value, count, kept, depth) for key, value in parts.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _shorter(value: Any, count: int, kept: int, depth: int) -> Any:
+    entries = value.shape[0] if getattr(value, "ndim", 0) else _length(value)
+    if type(value) in (list, tuple, np.ndarray) or isinstance(value, Tensor):
+        if entries == count:
+            return value[:kept]
+    elif entries == count and hasattr(value, "iloc"):  # a data frame
+        return value.iloc[:kept]
+    elif entries == count and hasattr(value, "__getitem__"):
+        return _shortened(value, count, kept, depth - 1)
+    if type(value) in (list, tuple, dict) and 0 < len(value) <= _PARTS and depth:  # (inputs, targets), {"x": …}
+        parts = value if isinstance(value, dict) else dict(enumerate(value))
+        changed = {**parts, **found} if (found := _shorter_parts(parts, count, kept, depth - 1)) else None
+        return changed if changed is None or isinstance(value, dict) else type(value)(changed.values())
+    return None
 
 
 def _length(value: Any) -> int | None:

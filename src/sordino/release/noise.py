@@ -57,8 +57,8 @@ from torch import Tensor
 
 from sordino.errors import InputError, Refused
 from sordino.native import boxmuller
-from sordino.native.kernels import Parts
 from sordino.native.ownership import alone
+from sordino.native.parts import Parts
 from sordino.randomness import RandomSource, Stream
 from sordino.randomness.mixture import rounded_mixture
 from sordino.release.ledger import Ledger

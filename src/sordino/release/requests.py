@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.native.kernels import Parts, compiled, readable
+from sordino.native.kernels import compiled, readable
+from sordino.native.parts import Parts
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import Entry, Noise, Norm, ReleaseGrid

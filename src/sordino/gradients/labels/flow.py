@@ -287,7 +287,7 @@ def _kept(label: Owners, kept: int, results: Sequence[Tensor]) -> Labels:
     if any(s > 1 for s in label.own.shape[kept:]):
         return MANY
     lead = label.own.shape[:kept]
-    return [Owners(label.own.reshape(*lead, *([1] * (r.ndim - kept)))) for r in results]
+    return [Owners(label.own.reshape([*lead, *([1] * (r.ndim - kept))])) for r in results]
 
 
 def contracted_over(label: Axis | Owners, dims: Sequence[int]) -> Lineage:

@@ -139,7 +139,7 @@ def permuted(lineage: Axis | Owners, order: Sequence[int]) -> Lineage:
     """Dimension d of the result is dimension order[d] of the tensor."""
     if isinstance(lineage, Axis):
         return Axis(list(order).index(lineage.dim), lineage.before, lineage.after)
-    return Owners(lineage.own.permute(*order))
+    return Owners(lineage.own.permute(tuple(order)))
 
 
 def aligned(lineage: Axis | Owners, shape: Shape, result: Shape, rows: int) -> Lineage:
@@ -147,7 +147,7 @@ def aligned(lineage: Axis | Owners, shape: Shape, result: Shape, rows: int) -> L
     pad = len(result) - len(shape)
     if isinstance(lineage, Axis):
         return Axis(lineage.dim + pad, lineage.before, lineage.after) if pad else lineage
-    return Owners(lineage.own.reshape(*([1] * pad), *lineage.own.shape)) if pad else lineage
+    return Owners(lineage.own.reshape([*([1] * pad), *lineage.own.shape])) if pad else lineage
 
 
 def reduced(lineage: Axis | Owners, dims: Sequence[int], keepdim: bool) -> Lineage:

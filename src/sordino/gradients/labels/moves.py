@@ -125,7 +125,7 @@ def repeat(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         times = out.shape[label.dim + pad] // max(1, x.shape[label.dim])
         return Axis(label.dim + pad, label.before * times, label.after)
     sizes = [o // max(1, s) if w > 1 else 1 for o, s, w in zip(out.shape[pad:], x.shape, label.own.shape, strict=True)]
-    return Owners(label.own.repeat(*([1] * pad), *sizes))
+    return Owners(label.own.repeat([*([1] * pad), *sizes]))
 
 
 def repeat_interleave(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:

@@ -25,7 +25,7 @@ from torch import Tensor
 from sordino.gradients.labels import flow, flow_layers, moves, selections
 from sordino.gradients.labels.flow import Labelled, argument, dims_of, first, flat
 from sordino.gradients.labels.flow_layers import GROUPED, grouped_call
-from sordino.gradients.labels.lineage import Axis, Many, Owners, owners
+from sordino.gradients.labels.lineage import Axis, Owners, owners
 from sordino.gradients.labels.vocabulary import Kind, names
 
 # pointwise by name, but not alike for every place, or random, or a second way to the same memory
@@ -117,7 +117,7 @@ def step_of(tape: Labelled, given: Given) -> Step | None:
     if kind.name in ("index_add", "index_copy"):
         return _returned(tape, given)
     if kind.name in ("getitem", "index_select", "embedding"):
-        return _looked_up(tape, given)
+        return _looked_up(given)
     x = first(args, given.kwargs)
     if kind.name in ("cat", "concat", "concatenate"):
         return _joined(given)
@@ -140,7 +140,7 @@ def _alike(given: Given) -> Step | None:
     return Step(place, shape, loose=True)
 
 
-def _looked_up(tape: Labelled, given: Given) -> Step | None:
+def _looked_up(given: Given) -> Step | None:
     args, kwargs = given.args, given.kwargs
     x = first(args, kwargs)
     if given.kind.name == "embedding":
@@ -159,7 +159,7 @@ def _looked_up(tape: Labelled, given: Given) -> Step | None:
     if given.alone(index):
         return Step(given.dims[id(index)])
     places = given.order.places
-    if not given.alone(x) or given.dims[id(x)] or index.shape != places.shape or isinstance(tape.lineage(x), Many):
+    if not given.alone(x) or given.dims[id(x)] or index.shape != places.shape:
         return None
     if not len(places) or int(index.min()) < 0 or int(index.max()) >= len(places):
         return None
@@ -185,8 +185,6 @@ def _returned(tape: Labelled, given: Given) -> Step | None:
         return None
     label, places = tape.lineage(index), given.order.places
     if given.dims[id(source)] or not isinstance(label, Owners) or bool((label.own >= 0).any()):
-        return None
-    if isinstance(tape.lineage(source), Many):
         return None
     every = given.kind.name == "index_copy" and len(target) == len(places) and torch.equal(index, places)
     return Step(None, clean=True) if every or given.blank(target) else None

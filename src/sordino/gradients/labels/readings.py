@@ -20,9 +20,9 @@ def hash_of(value: Any) -> int:
 
 
 def content_of(t: Tensor) -> int:
-    """Equal for small tensors with equal contents, and for all tensors within torch.func, which can't be read."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(t):
-        return 0
+    """Equal for small tensors with equal contents. Within torch.func, where labels do not follow, nothing is equal."""
+    if torch._C._are_functorch_transforms_active():
+        return next(unlike_any)
     if t.device.type != "cpu" or t.layout != torch.strided or t.numel() * t.element_size() > 1 << 20:
         return next(unlike_any)
     return checksum(t)

@@ -40,7 +40,7 @@ def _chosen(tape: Labelled, index: Any, result: Lineage | None, shape: Sequence[
         return result
     behind = [1] * (len(shape) - index.ndim)
     own = owners(label, index.shape, tape.rows)
-    both = merged([Owners(own.reshape(*own.shape, *behind)), result], shape, tape.rows)
+    both = merged([Owners(own.reshape([*own.shape, *behind])), result], shape, tape.rows)
     if isinstance(both, Many):
         tape.suspect()
         return result
@@ -107,7 +107,7 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     own = owners(label, x.shape, tape.rows)
     used = _dims_used(items, x.ndim)
     # length 1 along dimensions where the row is constant
-    picked = own.expand(*x.shape[:used], *own.shape[used:])[index]
+    picked = own.expand((*x.shape[:used], *own.shape[used:]))[index]
     if picked.ndim != out.ndim:
         return MANY
     found = simplest(picked, tape.rows)
@@ -169,7 +169,7 @@ def _looked_up(tape: Labelled, x: Tensor, index: Any, out: Tensor) -> Labels:
     if label is None or isinstance(label, Many) or ids.dtype == torch.bool:
         return MANY if label is not None else None
     own, behind = owners(label, ids.shape, tape.rows), out.ndim - places[0] - ids.ndim
-    return simplest(own.reshape(*([1] * places[0]), *own.shape, *([1] * behind)), tape.rows)
+    return simplest(own.reshape([*([1] * places[0]), *own.shape, *([1] * behind)]), tape.rows)
 
 
 def masked_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -295,10 +295,15 @@ def _whole(label: Axis | Owners, shape: Sequence[int], items: Sequence[Any]) -> 
 def _by_data(
     tape: Labelled, target: Tensor, old: Lineage | None, by: Sequence[tuple[Tensor, Lineage]], value: Any
 ) -> Lineage | None:
-    """target[index] = value with data as index: a mask over leading dimensions acts as masked_fill does."""
+    """target[index] = value with data as index: a mask over leading dimensions acts as masked_fill does, a vector of
+    places as index_copy."""
     mask, label = by[0]
+    places = len(by) == mask.ndim == 1 and mask.dtype == torch.int64 and isinstance(value, Tensor)
+    if places and value.shape == (len(mask), *target.shape[1:]) and not bool((mask < 0).any()):
+        return scattered(3)(tape, (target, 0, mask, value), {}, target)  # type: ignore[no-any-return]
     if len(by) > 1 or mask.dtype != torch.bool or isinstance(label, Many) or flat(value):
-        return MIXED if any(found == MIXED for _, found in by) else MANY
+        masked = any(found == MIXED and t.dtype == torch.bool for t, found in by)  # places may be a mere permutation
+        return MIXED if masked else MANY
     own = owners(label, mask.shape, tape.rows)
-    shown = Owners(own.reshape(*own.shape, *([1] * (target.ndim - mask.ndim))))
+    shown = Owners(own.reshape([*own.shape, *([1] * (target.ndim - mask.ndim))]))
     return merged([shown] if old is None else [shown, old], target.shape, tape.rows)

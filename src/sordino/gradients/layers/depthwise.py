@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.sums.memory import compact
-from sordino.native.kernels import Pair, compiled
+from sordino.native.kernels import compiled
+from sordino.native.parts import Pair
 
 _COMPILED = (torch.float32, torch.float64)
 

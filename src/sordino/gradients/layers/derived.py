@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from sordino.gradients.sums.memory import address
 from sordino.gradients.tape.tape import Tape
 
 
@@ -48,7 +49,7 @@ def adopt(tape: Tape, t: Tensor) -> bool:
         return False
     for leaf, parent in zip(leaves(t), parents, strict=True):
         assert parent is not None
-        if parent.tensor is None and leaf.data_ptr() == parent.value.data_ptr():
+        if parent.tensor is None and address(leaf) and leaf.data_ptr() == parent.value.data_ptr():
             assert parent.name is not None
             parent.tensor = tape.leaves[parent.name] = leaf
         if parent.tensor is not leaf:

@@ -58,7 +58,7 @@ def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int], label: Lin
             g = gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
             total = g.sum(rest, keepdim=True) if rest else g
             return [(slot, Dense(total.movedim(rows, 0).reshape(-1, *slot.value.shape)))]
-        g = frame.fold(gradient.permute(*lead, *kept), len(kept), gradient=True)
+        g = frame.fold(gradient.permute((*lead, *kept)), len(kept), gradient=True)
         return [(slot, Dense(g.sum(1).reshape(-1, *slot.value.shape)))]
 
     use = Use(func, (slot,), moved, tuple(range(len(lead))), emit, permute=(*lead, *kept))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from sordino.gradients.labels.flow import flat, replace
 from sordino.gradients.labels.lineage import Axis, Lineage
 from sordino.gradients.labels.vocabulary import writes
 from sordino.gradients.sums.contributions import Contribution, Dense
+from sordino.gradients.sums.memory import address
 from sordino.gradients.tape.layout import Frame, Whole
 from sordino.gradients.tape.slots import Slot, Use, hold
 from sordino.gradients.tape.tape import Tape
@@ -47,7 +48,9 @@ class Call:
         with torch.random.fork_rng(devices=[]):
             torch.random.set_rng_state(self.state)
             out = self.run(leaves, data)[position]
-        found = torch.autograd.grad(out, list(leaves.values()), gradient, allow_unused=True)
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if out.requires_grad:  # not so if another result is made of the slots (torch.broadcast_tensors(x, w)[0])
+            found = torch.autograd.grad(out, list(leaves.values()), gradient, allow_unused=True)
         return {
             k: torch.zeros_like(leaf) if g is None else g for (k, leaf), g in zip(leaves.items(), found, strict=True)
         }
@@ -81,8 +84,9 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
     if not differentiable(output) or not output.numel():
         return output
     slots = tuple(call.slots.values())
-    if any(output.untyped_storage().data_ptr() == s.value.untyped_storage().data_ptr() for s in slots):
-        output = output.clone()  # a view of a parameter: a tap counts as a write to it
+    place = address(output)
+    if place and place in map(address, (*(s.value for s in slots), *call.data.values())):
+        output = output.clone()  # a view of a parameter, or of data: a tap counts as a write to it
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
         found = per_record(call, position, gradient.detach(), frame)

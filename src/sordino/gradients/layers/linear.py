@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.layers import contraction
+from sordino.gradients.layers.mapped import mapped
 from sordino.gradients.sums.contributions import Contribution, Dense, outer
 from sordino.gradients.sums.memory import CACHE_BYTES, blocks, reads_memory, squares, too_long
 from sordino.gradients.sums.single import Scaled, Shift, Single
@@ -89,7 +90,9 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     if w is not None and x.ndim == 2 and reads_memory(x, weight.shape[0]) and not _needs_more(x):
         output, x_squares = _with_squares(x, tape.value(weight), tape.value(bias))
     else:
-        output = F.linear(args[0] if args else x, tape.value(weight), tape.value(bias))
+        given = args[0] if args else x
+        found = mapped(given, tape.value(weight), tape.value(bias))
+        output = F.linear(given, tape.value(weight), tape.value(bias)) if found is None else found
     return _use(tape, func, x, output, emitter(x, w, b, x_squares=x_squares), w, b, bias is None or b is not None)
 
 
@@ -132,7 +135,9 @@ def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
         return contraction.matmul(tape, func, x, weight)
-    return _use(tape, func, x, torch.matmul(x, w.value), emitter(x, w, None, swapped=True), w)
+    output = mapped(x, w.value, None, False)
+    output = torch.matmul(x, w.value) if output is None else output
+    return _use(tape, func, x, output, emitter(x, w, None, swapped=True), w)
 
 
 def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -143,5 +148,6 @@ def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     if tape.slot(x) is not None or weight.ndim != 2 or bias.ndim != 1 or bias.shape[0] != weight.shape[1]:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)
-    output = torch.addmm(tape.value(bias), x, tape.value(weight))
+    output = mapped(x, tape.value(weight), tape.value(bias), False)
+    output = torch.addmm(tape.value(bias), x, tape.value(weight)) if output is None else output
     return _use(tape, func, x, output, emitter(x, w, b, swapped=True), w, b, b is not None)

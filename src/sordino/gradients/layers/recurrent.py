@@ -18,7 +18,8 @@ from torch import Tensor
 from sordino.gradients.labels.lineage import MANY, Many, covers, owners, permuted, simplest
 from sordino.gradients.layers.gru import GRU
 from sordino.gradients.layers.linear import bias_gradient
-from sordino.gradients.layers.lstm import LSTM
+from sordino.gradients.layers.lstm import LSTM, before
+from sordino.gradients.layers.mapped import mapped
 from sordino.gradients.sums.contributions import Contribution, outer
 from sordino.gradients.tape.layout import Frame
 from sordino.gradients.tape.slots import Slot, Use, hold
@@ -52,7 +53,8 @@ class _RNN(torch.autograd.Function):
 # one layer, one direction, time first: (tape, x (T, B, d), h0 (B, H), c0, weights) → (out, h, c)
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State, Sequence[Any]], State]
-Layer = Callable[[Tape, Any, Tensor, State, Sequence[Any]], tuple[Tensor, State]]
+OneWay = Callable[[Tape, Any, Tensor, State, Sequence[Any]], tuple[Tensor, State]]
+Layer = Callable[[Tape, Any, Tensor, State, Sequence[Any], bool], tuple[Tensor, State]]  # the last: in reverse
 
 
 def _emit(x: Tensor | None, previous: Callable[[], Tensor] | None, slots: Sequence[Slot | None]) -> Any:
@@ -81,18 +83,33 @@ def _project(
     bias = None
     if biases:
         bias = tape.value(biases[0]) + tape.value(biases[1]) if both else tape.value(biases[0])
-    output = F.linear(x, tape.value(w_ih), bias)
+    output = mapped(x, tape.value(w_ih), bias)
+    output = F.linear(x, tape.value(w_ih), bias) if output is None else output
     wanted = slots if both else [slots[0], None, slots[2], None]
     present = tuple(s for s in wanted if s is not None)
     emit = _emit(x, hidden if both else None, wanted)
     return tape.tap(output, Use(func, present, output.shape, (0, 1), emit, hold(x)), label)
 
 
-def _lstm_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
+def _both_ways(layer: OneWay) -> Layer:
+    def run(
+        tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any], reverse: bool
+    ) -> tuple[Tensor, State]:
+        if not reverse:
+            return layer(tape, func, x, state, weights)
+        out, end = layer(tape, func, tape.mark(x.flip(0), tape.joined([x], x.shape)), state, weights)
+        return out.flip(0), end
+
+    return run
+
+
+def _lstm_layer(
+    tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any], reverse: bool
+) -> tuple[Tensor, State]:
     h0, c0 = state
     kept: list[Tensor] = []
-    xp = _project(tape, func, x, weights, True, lambda: torch.cat((h0.detach()[None], kept[0][:-1])))
-    out, h, c = LSTM.apply(xp, h0, c0, tape.value(weights[1]))  # type: ignore[no-untyped-call]
+    xp = _project(tape, func, x, weights, True, lambda: before(kept[0], h0.detach(), reverse))
+    out, h, c = LSTM.apply(xp, h0, c0, tape.value(weights[1]), reverse)  # type: ignore[no-untyped-call]
     kept.append(out.detach())
     return out, (h, c)
 
@@ -116,7 +133,7 @@ def _gru_layer(
     return out, (h,)
 
 
-def _rnn_layer(relu: bool) -> Layer:
+def _rnn_layer(relu: bool) -> OneWay:
     def layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
         (h0,) = state
         kept: list[Tensor] = []
@@ -151,9 +168,9 @@ def _stack(tape: Tape, func: Any, args: Any, layer: Layer, states: int, step: An
         for direction in range(2 if bidirectional else 1):
             at = number * (2 if bidirectional else 1) + direction
             state = tuple(s[at] for s in start)
-            source = tape.mark(x.flip(0) if direction else x, label)
-            out, end = layer(tape, func, source, state, flat[at * per : (at + 1) * per])
-            outs.append(out.flip(0) if direction else out)
+            part = flat[at * per : (at + 1) * per]
+            out, end = layer(tape, func, tape.mark(x, label), state, part, bool(direction))
+            outs.append(out)
             ends.append(end)
         x = torch.cat(outs, -1) if len(outs) > 1 else outs[0]
         if dropout and training and number < layers - 1:
@@ -174,7 +191,7 @@ def lstm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def gru(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    return _full(tape, func, args, kwargs, _gru_layer, 1, _gru_step)
+    return _full(tape, func, args, kwargs, _both_ways(_gru_layer), 1, _gru_step)
 
 
 def standardised(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -192,11 +209,11 @@ def standardised(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def rnn_tanh(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    return _full(tape, func, args, kwargs, _rnn_layer(False), 1, _rnn_step(torch.tanh))
+    return _full(tape, func, args, kwargs, _both_ways(_rnn_layer(False)), 1, _rnn_step(torch.tanh))
 
 
 def rnn_relu(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    return _full(tape, func, args, kwargs, _rnn_layer(True), 1, _rnn_step(torch.relu))
+    return _full(tape, func, args, kwargs, _both_ways(_rnn_layer(True)), 1, _rnn_step(torch.relu))
 
 
 # step by step, intercepted by the tape

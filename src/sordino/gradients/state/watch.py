@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from sordino.native.threads import share
+
 _ACTS = {
     "sqlite3.connect": "opens a database",
     "subprocess.Popen": "starts a process",
@@ -56,6 +58,8 @@ class Seen:
         if here != self._thread and (not self.threads or here in self._others):
             return
         if event in _THREADS:
+            if _by_us():
+                return
             if not self.threads:
                 self._others = frozenset(sys._current_frames())
             self.threads = True
@@ -129,6 +133,14 @@ def _by_python() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _by_us() -> bool:
+    """Does the engine divide one of its own loops between threads (``native/threads.py``)? These run nothing else."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, "threading"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == share.__module__
 
 
 # names of functions that change files which are already open; the system does not count what the second ones change

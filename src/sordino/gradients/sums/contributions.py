@@ -36,6 +36,7 @@ from sordino.gradients.sums.memory import (
     too_long,
 )
 from sordino.gradients.sums.products import are_whole
+from sordino.gradients.sums.record_products import product_norms, record_products
 from sordino.native.kernels import FEW_OUTPUTS
 
 KEEP_RATIO = 2.0  # store products of at most this many times the size of the positions that they were computed from
@@ -79,6 +80,11 @@ class Dense:
     def __init__(self, gradient: Tensor, norm2: Tensor | None = None, *, owned: bool = False) -> None:
         self.gradient, self._norm2, self.owned = gradient, norm2, owned
         self.records = gradient.shape[0]
+
+    @property
+    def measured(self) -> bool:
+        """Are its norms known?"""
+        return self._norm2 is not None
 
     def norm2(self) -> Tensor:
         if self._norm2 is None:
@@ -131,20 +137,27 @@ class Outer:
     def norm2(self) -> Tensor:
         """Σ_st (l_s·l_t)(r_s·r_t), or the norm of the product, whichever takes less work."""
         left, right = self.left, self.right
-        (m, s, p), q = left.shape, right.shape[2]
+        (_, s, p), q = left.shape, right.shape[2]
         if s == 1:  # ‖l ⊗ r‖ = ‖l‖·‖r‖
             return squares(right[:, 0], squares(left[:, 0]))
         lengths = self.lengths()
         if s * (p + q) <= p * q:
             norm = self._gram_norm2(lengths.square()).sqrt() + self.slack()
         else:
-            parts = [squares(self.dense(lo, hi).flatten(1)) for lo, hi in blocks(m, p * q, left.element_size())]
-            norm = torch.cat(parts).sqrt() + self.slack()
+            norm = self._product_norm2().sqrt() + self.slack()
         if not self._by_record():
             norm = torch.maximum(norm, CANCELLED * lengths)
         if left.dtype != torch.float64:  # not finite if lengths is NaN
             norm = torch.where(lengths < _LARGEST, norm, torch.inf)
         return norm.square()
+
+    def _product_norm2(self) -> Tensor:
+        found = product_norms(self.left, self.right)
+        if found is not None:
+            return found
+        size = self.left.shape[2] * self.right.shape[2]
+        parts = [squares(self.dense(lo, hi).flatten(1)) for lo, hi in blocks(self.records, size, self.left.itemsize)]
+        return torch.cat(parts)
 
     def _gram_norm2(self, lengths2: Tensor) -> Tensor:
         """Never too small: a bound on the rounding error, in terms of the positions' squared lengths, is added.
@@ -231,7 +244,7 @@ class Outer:
     def dense(self, lo: int, hi: int) -> Tensor:
         if self.left.shape[1] == 1:
             return self.left[lo:hi].mT * self.right[lo:hi]
-        return torch.bmm(self.left[lo:hi].mT, self.right[lo:hi])
+        return record_products(self.left[lo:hi], self.right[lo:hi])[0]
 
     def drop(self, bad: Tensor) -> None:
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
@@ -263,9 +276,7 @@ def products(
     """
     product, norm2 = like.new_empty((records, *shape)), like.new_empty(records, dtype=torch.float64)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
-        left, right = factors(lo, hi)
-        torch.bmm(left.mT, right, out=product[lo:hi])
-        norm2[lo:hi] = squares(product[lo:hi].flatten(1))
+        norm2[lo:hi] = record_products(*factors(lo, hi), product[lo:hi])[1]
     return Dense(product, norm2, owned=True)
 
 
