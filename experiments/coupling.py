@@ -22,9 +22,8 @@ All columns have the same steps, batch, momentum 0.9, cosine schedule and number
 (and the α of Coupling, the horizon of MSE, the clip norm of DOPE, the directions of AdaMix, the K of DPMD) are chosen
 in shorter runs (2.5 epochs instead of 4) by the accuracy on held-out training rows, a twelfth of all, with the noise of
 seed 0 at r_pub = 0.05: doubled while that helps, otherwise halved while that helps. Test rows choose nothing. All runs
-are in the file. With --redraw every seed has other public rows, in another file; settings are those that the file with
-one split chose, and only columns that it lacks are searched. A run whose public gradient overflows counts as accuracy
-0.
+are in the file. With --redraw every seed has other public rows, in another file; settings are searched on the split of
+seed 0. A run whose public gradient overflows counts as accuracy 0.
 """
 
 from __future__ import annotations
@@ -147,13 +146,6 @@ def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str
     return rows
 
 
-def searched(part: str) -> dict[str, Any]:
-    """The runs of the file with one public split that chose settings; with redrawn splits they are not repeated."""
-    path = Path(__file__).parent / "results" / f"coupling_{part}.json"
-    document = json.loads(path.read_text("utf8")) if path.exists() else {"runs": {}}
-    return {key: run | {"commit": document["commit"]} for key, run in document["runs"].items() if run["held_out"]}
-
-
 def work(
     part: str,
     out: Path,
@@ -164,7 +156,7 @@ def work(
     shares: Sequence[float] = SHARES,
 ) -> None:
     """Makes the runs that are not in the file yet; the file is complete after every run."""
-    runs: dict[str, Any] = read_runs(out) if out.exists() or not redrawn else searched(part)
+    runs: dict[str, Any] = read_runs(out)
     length = PARTS[part].epochs if epochs is None else epochs
     for job in jobs(part, runs, columns, seeds, length, redrawn, shares):
         if job.key in runs:

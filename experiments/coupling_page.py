@@ -20,8 +20,8 @@ from results_page import age
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "experiments" / "results", ROOT / "docs" / "coupling.md"
 TITLES = {
-    "mnist_redrawn": "MNIST, CNN of appendix A.1, columns after the same warm-up and with settings of their own, the "
-    "public rows drawn anew for every seed",
+    "mnist_redrawn": "MNIST, CNN of appendix A.1, every column with settings of its own, the public rows drawn anew "
+    "for every seed",
     "mnist": "MNIST, CNN of appendix A.1, one public split for all seeds",
     "cifar10_redrawn": "CIFAR-10, linear on EfficientNet-Lite0, every column with settings of its own, the public rows "
     "drawn anew for every seed",

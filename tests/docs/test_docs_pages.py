@@ -52,7 +52,7 @@ class TestWhichMethod:
         private, mixed, alone = (
             mean(rows, column=column, share=0.05) for column in ("OnlyPriv+", "Coupling+", "OnlyPub+")
         )
-        everything = mean(result("coupling_mnist")["table"], column="FullPriv")
+        everything = mean(rows, column="FullPriv")
         text = line("some public rows")
         assert f"ε = 2: {private:.2f} for private rows after a warm-up on the public ones, {mixed:.2f} with" in text
         assert f"against {everything:.2f} for DP-SGD on all rows and {alone:.2f} for as many" in text

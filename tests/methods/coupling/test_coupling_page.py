@@ -34,13 +34,26 @@ def test_a_cell_is_the_mean_over_the_seeds_at_the_chosen_setting() -> None:
     assert coupling_page.cell(row, 3) == "60.00 ± 14.14 (2)"
 
 
-def test_redrawn_splits_take_the_settings_that_held_out_rows_chose_and_no_result() -> None:
-    found = coupling.searched("mnist")
-    assert found
-    assert all(run["held_out"] and run["commit"] for run in found.values())
-    document = json.loads((coupling_page.RESULTS / "coupling_mnist.json").read_text("utf8"))
-    for column in ("OnlyPriv+", "Coupling+", "OnlyPub+", "FullPriv"):
-        assert coupling.tuned(found, column, 4.0) == coupling.tuned(document["runs"], column, 4.0)
+def test_columns_after_a_warm_up_have_settings_of_their_own() -> None:
+    runs = json.loads((coupling_page.RESULTS / "coupling_mnist_redrawn.json").read_text("utf8"))["runs"]
+    tried = {run["column"] for run in runs.values() if run["held_out"]}
+    assert {"NonPriv", "OnlyPriv+", "Coupling+", "AdaMix+", "DPMD+", "DOPE+"} <= tried
+    assert {run["variant"] for run in runs.values() if run["column"] == "DPMD+"} == {1, 2}  # K
+    assert {run["variant"] for run in runs.values() if run["column"] == "AdaMix+"} == {0, 5}  # projected or not
+
+
+def test_the_sentences_on_the_columns_after_a_warm_up_are_those_of_the_file() -> None:
+    text = " ".join(coupling_page.PAGE.read_text("utf8").split())
+    document = json.loads((coupling_page.RESULTS / "coupling_mnist_redrawn.json").read_text("utf8"))
+    at = {row["column"]: f"{100 * row['mean']:.2f}" for row in document["table"] if row["share"] in (0.05, None)}
+    assert f"has {at['OnlyPriv+']}, Coupling+ {at['Coupling+']}, DOPE+ {at['DOPE+']}, DPMD+ with its K tuned " in text
+    assert f"with its K tuned {at['DPMD+']};" in text
+    runs = [run for run in document["runs"].values() if not run["held_out"] and run["share"] == 0.05]
+    own, control = (
+        {run["seed"]: run["accuracy"] for run in runs if run["column"] == name} for name in ("Coupling+", "OnlyPriv+")
+    )
+    gains = [f"{100 * (own[seed] - control[seed]):.2f}" for seed in sorted(own)]
+    assert f"Coupling+ is {gains[0]} above, {gains[1][1:]} and {gains[2][1:]} below it" in text
 
 
 @pytest.mark.parametrize("part", ["mnist", "cifar10"])
