@@ -151,8 +151,8 @@ ROWS = (
         "tests/records/test_batchclipping.py",
         "experiments/results/clipping_bias_cifar10_8000.json",
         ours=lambda: _columns("cifar10_8000", "BatchClipping"),
-        left="8,000 records, with noise, 100 public images and 3 companions, ResNet-8; the curves without noise are not "
-        "drawn; 100 companions for each record would make a step 101 times as long",
+        left="8,000 records, with noise, 100 public images and 3 companions, ResNet-8; the curves without noise are "
+        "not drawn; 100 companions for each record would make a step 101 times as long",
     ),
     Row(
         "Fig. 10 (scattering)",
