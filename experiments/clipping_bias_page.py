@@ -1,4 +1,4 @@
-"""Writes clipping_bias_{imdb,cifar10,fashion_mnist}.json and imdb_kept.json into docs/clipping_bias.md; draws plots.
+"""Writes clipping_bias_*.json and imdb_kept.json into docs/clipping_bias.md, and draws plots.
 
     python experiments/clipping_bias_page.py
 
@@ -21,7 +21,7 @@ from sordino.report.plots import Series
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURES = ROOT / "docs" / "clipping_bias.md", ROOT / "docs" / "figures"
-PARTS = ("imdb", "cifar10", "fashion_mnist")
+PARTS = ("imdb", "cifar10", "cifar10_8000", "fashion_mnist")
 NOT_RUN = "*Not run yet: `python experiments/clipping_bias.py --part {}`.*"
 
 

@@ -69,7 +69,7 @@ def test_the_tables_differ_by_what_they_compare_and_by_nothing_else() -> None:
             assert getattr(enhanced, section) == getattr(original, section)
 
 
-@pytest.mark.parametrize("part", ["imdb", "cifar10", "fashion_mnist"])
+@pytest.mark.parametrize("part", ["imdb", "cifar10", "cifar10_8000", "fashion_mnist"])
 def test_the_page_says_what_the_result_file_says(part: str) -> None:
     page = module("clipping_bias_page")
     text = page.PAGE.read_text("utf8")
@@ -129,7 +129,7 @@ def test_step_sizes_are_climbed_alike_and_dear_columns_take_their_parents(name: 
 
 
 def test_the_page_says_what_the_same_noise_would_have_on_all_records_of_cifar10() -> None:
-    runs = json.loads((ROOT / "experiments" / "results" / "clipping_bias_cifar10.json").read_text("utf8"))["runs"]
+    runs = json.loads((ROOT / "experiments" / "results" / "clipping_bias_cifar10_8000.json").read_text("utf8"))["runs"]
     run = next(r for r in runs.values() if not r["held_out"])
     plan = Plan.dpsgd(
         noise_multiplier=run["noise_multiplier"], delta=run["delta"], records=50_000, steps=run["steps"],
@@ -137,6 +137,11 @@ def test_the_page_says_what_the_same_noise_would_have_on_all_records_of_cifar10(
     )  # fmt: skip
     assert f"{plan.guarantee().epsilon:.2f}" == "2.00"
     assert "ε = 2.00" in (ROOT / "docs" / "clipping_bias.md").read_text("utf8")
+
+
+def test_cifar10_is_trained_on_all_records_but_those_that_choose_step_sizes() -> None:
+    document = json.loads((ROOT / "experiments" / "results" / "clipping_bias_cifar10.json").read_text("utf8"))
+    assert {run["records"] for run in document["runs"].values()} == {47_900}
 
 
 def test_fashion_mnist_is_trained_on_all_records_but_those_that_choose_step_sizes() -> None:
