@@ -95,11 +95,6 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"sordino.gradients.layers.mapped._loop": _nothing},
         ("deberta", "vit", "gpt2"),
     ),
-    "small": (
-        "`squares_of_all`, `gathered_all`: many small gradients in one call",
-        {"sordino.gradients.sums.small.compiled": _nothing},
-        ("maxvit", "edgenext"),
-    ),
     "few-outputs": (
         "`few_outputs`: linear maps to few outputs with the norms of their inputs, in one pass",
         {"sordino.gradients.layers.linear.reads_memory": _no},

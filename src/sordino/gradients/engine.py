@@ -31,7 +31,6 @@ from sordino.gradients.sums.memory import blocks, by_record, keep_freed_memory, 
 from sordino.gradients.sums.narrow import MOST, narrow_sum
 from sordino.gradients.sums.products import whole_products
 from sordino.gradients.sums.runs import stable
-from sordino.gradients.sums.small import norms_of_all, small, sums_of_all
 from sordino.gradients.survey import survey, survey_loss
 from sordino.native.collector import collect_young, no_collection
 
@@ -300,7 +299,7 @@ def add_clipped(
         norms = _l1(gradients, parameters, total)
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
-        squares = _squares(gradients, known, total, apart=isinstance(clipping, PerLayerClip))
+        squares = {name: known[name] if name in known else g.norm2() for name, g in gradients.items()}
         norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, total), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
@@ -328,10 +327,6 @@ def add_clipped(
     if spare:
         factor[records:] = 0
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
-    if narrow and isinstance(clipping, FlatClip):
-        sums.update(found := sums_of_all(small(gradients), factor, parameters))
-        for name in found:
-            del gradients[name]
     for name in list(gradients):
         gradient, size = gradients.pop(name), parameters[name].numel()
         if isinstance(clipping, L1Clip):  # the sum uses exactly the numbers whose norm was computed: parts may cancel
@@ -341,15 +336,6 @@ def add_clipped(
         else:
             add(name, lambda total, g=gradient, d=size: _truncated(g, total, factor, limit, d))  # type: ignore[misc]
     return shown, dropped
-
-
-def _squares(
-    gradients: Mapping[str, Contribution], known: Mapping[str, Tensor], records: int, *, apart: bool
-) -> dict[str, Tensor]:
-    """Squared norms by parameter; unless ``apart``, those of many small gradients are one term."""
-    many = {} if apart else small({n: g for n, g in gradients.items() if n not in known}, measured=False)
-    found = {n: known[n] if n in known else g.norm2() for n, g in gradients.items() if n not in many}
-    return {**found, "": norms_of_all(many, records)} if many else found
 
 
 def _as(t: Tensor, kind: torch.dtype) -> Tensor:

@@ -342,30 +342,6 @@ enum { GATHER = 2048 }; /* number of columns that are summed at a time */
 GATHERED(gathered_f32, float)
 GATHERED(gathered_f64, double)
 
-/* For `count` arrays at once, each of n rows: (address, columns, stride, address of its result) in `table`.
- * squares_of_all_f32: out[i] = the sum of squares of row i of all of them. gathered_all_f32: the result of each is its sum
- * as in gathered_f32, rounded once. room: n, and GATHER, numbers. */
-void squares_of_all_f32(const int64_t *table, int64_t count, int64_t n, double *room, double *out) {
-    memset(out, 0, n * sizeof *out);
-    for (int64_t k = 0; k < count; k++, table += 4) {
-        squares_f32((const float *)table[0], n, table[1], table[2], 0, room);
-        for (int64_t i = 0; i < n; i++) out[i] += room[i];
-    }
-}
-
-WIDE void gathered_all_f32(const int64_t *table, int64_t count, int64_t n, const double *weights, double *room) {
-    for (int64_t k = 0; k < count; k++, table += 4)
-        for (int64_t left = 0; left < table[1]; left += GATHER) {
-            const int64_t width = left + GATHER < table[1] ? GATHER : table[1] - left;
-            float *restrict out = (float *)table[3] + left;
-            memset(room, 0, width * sizeof *room);
-            gathered_f32_tile((const float *)table[0] + left, n, width, table[2], weights, room);
-            for (int64_t j = 0; j < width; j++) out[j] = (float)room[j];
-        }
-}
-
-int64_t gathered_room(void) { return GATHER; }
-
 /* Row places[i] of the totals += weights[owners[i]] times row i, in double precision. A row with weight zero is not
  * read. */
 #define SCATTERED(NAME, T)                                                                                             \

@@ -8,7 +8,6 @@
 | `squares`       | products in double, and their sums     | the same up to 2⁻¹⁷ (docs/guarantees/noise.md, section 6) |
 | `scaled`        | a product, and another one for the sum | the same up to the rounding of double precision           |
 | `gathered`      | a vector times a matrix, in double     | likewise                                                  |
-| `squares_of_all`, `gathered_all` | `squares` and `gathered` of many small gradients, one call | the same |
 | `scattered`     | torch's `index_add_`, in double        | likewise                                                  |
 | `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
 | `merged`        | a sort and sums of equal neighbours, in float32 | the same up to rounding                         |
@@ -82,9 +81,6 @@ class Kernels:
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
-        self._squares_of_all = function("squares_of_all_f32", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
-        self._gathered_all = function("gathered_all_f32", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
-        self._gathered_room = function("gathered_room", c_int64)
         self._merged = function("merged_f32", c_int64, *pointers, c_int64, c_int64, *pointers, c_void_p)
         self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
         self._blocked = function("block_sums_f32", None, *[c_void_p] * 8)
@@ -154,22 +150,6 @@ class Kernels:
         room = np.empty(self._room(int(bounds[-1] - bounds[0]), shape[0]), np.float32)
         tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
         self._blocked(left[0], right[0], *tables, *((0, total) if narrow else (total, 0)))
-
-    def squares_of_all(self, arrays: Sequence[int], n: int, out: int) -> None:
-        """out (n) ← the sums of squares of the n rows of all arrays, which are float32.
-
-        arrays: address, columns, stride and 0 of each.
-        """
-        table, room = array("q", arrays), np.empty(n)
-        self._squares_of_all(table.buffer_info()[0], len(arrays) // 4, n, room.ctypes.data, out)
-
-    def gathered_all(self, arrays: Sequence[int], n: int, weights: int) -> None:
-        """For each array the sum of its n rows times their weights, in double precision, rounded once to float32.
-
-        arrays: address, columns, stride and the address of the sum of each.
-        """
-        table, room = array("q", arrays), np.empty(self._gathered_room())
-        self._gathered_all(table.buffer_info()[0], len(arrays) // 4, n, weights, room.ctypes.data)
 
     def merged(self, rows: int, at: int, shape: Sequence[int], size: int, skip: int, found: Sequence[int]) -> int:
         """Sums the rows (m, S, d) of each record and place: values, places and owners go to the addresses `found`.

@@ -81,11 +81,6 @@ class Dense:
         self.gradient, self._norm2, self.owned = gradient, norm2, owned
         self.records = gradient.shape[0]
 
-    @property
-    def measured(self) -> bool:
-        """Are its norms known?"""
-        return self._norm2 is not None
-
     def norm2(self) -> Tensor:
         if self._norm2 is None:
             self._norm2 = squares(by_record(self.gradient))
