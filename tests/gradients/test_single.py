@@ -18,6 +18,7 @@ from sordino.gradients import Rows, brute_force, clipped_sum, passes
 from sordino.gradients.sums import single
 from sordino.gradients.sums.memory import scaled
 from sordino.gradients.sums.single import Scaled, Shift, Single
+from sordino.native.kernels import compiled
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def sums(model: nn.Module, rows: Rows, clipping: Clipping, loss: Callable[..., T
         agree(clipped_sum(model, loss, rows, clipping, **more), expected)
 
 
+@pytest.mark.skipif(compiled() is None, reason="installed without a C compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_result_takes_the_place_of_rows_that_nobody_else_holds(dtype: torch.dtype) -> None:
     weight = torch.rand(5, dtype=torch.float64)

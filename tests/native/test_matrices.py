@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
+from sordino.gradients.checks import attribution
+from sordino.gradients.checks.assurance import Assurance
 from sordino.gradients.layers import lstm, mapped
 from sordino.gradients.layers.lstm import LSTM, before
 from sordino.gradients.state.watch import watching
@@ -135,6 +138,16 @@ def test_a_row_that_is_not_finite_spoils_no_other(narrow: bool) -> None:
     assert not bool(torch.isfinite(out[10]).any())
 
 
+CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, w, b: torch.nn.functional.linear(x, w, b),
+    "operator": lambda x, w, b: x @ w,
+    "mm": lambda x, w, b: torch.mm(x, mat2=w),
+    "addmm": lambda x, w, b: torch.addmm(b, x, w),
+    "method": lambda x, w, b: b.addmm(x, w),
+    "keywords": lambda x, w, b: torch.addmm(mat1=x, mat2=w, input=b),
+}
+
+
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor where the loop is faster, for maps of any size."""
@@ -178,6 +191,8 @@ def test_what_the_loop_does_not_support_is_left_to_torch() -> None:
     assert mapped.mapped(x, matrix.T, None) is None, "sizes that do not fit are torch's error"
     assert mapped.mapped(x, matrix.T.contiguous().T, None) is None, "columns that are not contiguous"
     assert mapped.mapped(torch.nn.Parameter(x), matrix, None) is None, "another class of tensors"
+    assert mapped.mapped(x, matrix, torch.ones(1)) is None, "a bias that is broadcast"
+    assert mapped.mapped(x, matrix, torch.ones(6)[::2]) is None, "a bias that is not contiguous"
     with torch.autocast("cpu"):
         assert mapped.mapped(x, matrix, None) is None
     with torch.autograd.forward_ad.dual_level():
@@ -261,6 +276,56 @@ def test_the_gates_of_an_lstm_are_accurate_and_a_record_that_is_not_finite_stays
     found = (*room[0].view(7, 4, hidden).unbind(1), room[1][1], room[3])
     for one, wanted in zip(found, (i, f, g, o, cell, o * cell.tanh()), strict=True):
         assert torch.allclose(one.double(), wanted, rtol=2**-21, atol=2**-21, equal_nan=True)
+
+
+@pytest.mark.usefixtures("pays")
+@pytest.mark.parametrize("call", CALLS)
+def test_in_a_plain_pass_the_forward_pass_has_the_engines_bits_and_torch_gives_the_gradients(call: str) -> None:
+    """Else an activation near a kink would differ, and gradients of a sound model with it."""
+    leaves = [numbers(40, 6), numbers(5, 6) if call == "linear" else numbers(6, 5), numbers(5)]
+    leaves = [t.requires_grad_() for t in leaves]
+    used = leaves if call in ("linear", "addmm", "method", "keywords") else leaves[:2]
+    wanted = CALLS[call](*leaves)
+    with mapped.SameProducts():
+        out = CALLS[call](*leaves)
+    plain = [t.detach() for t in leaves]
+    same = mapped.mapped(plain[0], plain[1], plain[2] if len(used) == 3 else None, call == "linear")
+    assert torch.equal(out, same)  # type: ignore[arg-type]
+    assert "_Same" in type(out.grad_fn).__name__
+    up = numbers(5, 40).T
+    for one, other in zip(*(torch.autograd.grad(t, used, up) for t in (out, wanted)), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.usefixtures("pays")
+def test_other_products_of_a_plain_pass_are_torchs() -> None:
+    x, w, b = (numbers(4, 4, seed=k).requires_grad_() for k in range(3))
+    calls: list[Callable[[], Tensor]] = [
+        lambda: torch.addmm(b, x, w),
+        lambda: torch.addmm(b[0], x, w, beta=2),
+        lambda: torch.nn.functional.linear(x, w, b[0, :1]),
+        lambda: torch.nn.functional.linear(x[0], w),
+        lambda: torch.matmul(x, w[0]),
+        lambda: torch.nn.functional.linear(x, w.detach()),
+        lambda: x.double() @ w.double(),
+    ]
+    for call in calls:
+        with mapped.SameProducts():
+            found = call()
+        assert "_Same" not in type(found.grad_fn).__name__
+        assert torch.equal(found, call())
+
+
+@pytest.mark.usefixtures("pays")
+def test_a_network_with_kinks_is_compared_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand rows and units with kinks: were the forward passes different, some would lie on another side."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.ReLU(), torch.nn.Linear(300, 3))
+    rows = Rows(numbers(800, 64), torch.zeros(800, dtype=torch.long))
+    monkeypatch.setattr(attribution, "in_double_of", lambda *given: pytest.fail("it was computed again in double"))
+    assurance = Assurance()
+    clipped_sum(model, torch.nn.functional.cross_entropy, rows, FlatClip(1.0), assurance=assurance)
+    assert assurance.attributed == 1
 
 
 @pytest.mark.usefixtures("pays")

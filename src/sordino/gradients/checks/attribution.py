@@ -29,6 +29,7 @@ from sordino.gradients.checks.interaction import (
 )
 from sordino.gradients.checks.neutral import Neutral
 from sordino.gradients.layers.convolution import Convolved
+from sordino.gradients.layers.mapped import SameProducts
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.passes import Found, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take
@@ -227,7 +228,7 @@ def _differences(
             put_back(setup.roots, setup.memory.numbers),
             reading(setup.shards, group) as leaves,
         ):
-            with Neutral() if watched else nullcontext() as mode:
+            with Neutral() if watched else nullcontext() as mode, SameProducts():
                 losses = setup.loss(call(setup.model, data[0]), data[1])
             if mode is not None and mode.drew:
                 return None

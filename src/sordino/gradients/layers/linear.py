@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.layers import contraction
-from sordino.gradients.layers.mapped import mapped
+from sordino.gradients.layers.mapped import bound, mapped
 from sordino.gradients.sums.contributions import Contribution, Dense, outer
 from sordino.gradients.sums.memory import CACHE_BYTES, blocks, reads_memory, squares, too_long
 from sordino.gradients.sums.single import Scaled, Shift, Single
@@ -19,10 +19,6 @@ from sordino.gradients.tape.tape import Tape
 from sordino.native.kernels import compiled, readable
 
 _FEW = 16  # outputs up to which the compiled loop is faster than a matrix product
-
-
-def _bind(names: tuple[str, ...], args: Any, kwargs: Any) -> list[Any]:
-    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 
 def bias_gradient(gradient: Tensor) -> Dense:
@@ -81,7 +77,7 @@ def _use(
 
 
 def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    x, weight, bias = _bind(("input", "weight", "bias"), args, kwargs)
+    x, weight, bias = bound(("input", "weight", "bias"), args, kwargs)
     if tape.slot(x) is not None or x.ndim < 2 or weight.ndim != 2:
         return NotImplemented
     w, b = tape.slot(weight) if weight.numel() else None, tape.slot(bias)
@@ -142,7 +138,7 @@ def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     """bias + x @ W, as in the Conv1D of GPT-2."""
-    bias, x, weight, out = _bind(("input", "mat1", "mat2", "out"), args, kwargs)
+    bias, x, weight, out = bound(("input", "mat1", "mat2", "out"), args, kwargs)
     if out is not None or kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
         return NotImplemented
     if tape.slot(x) is not None or weight.ndim != 2 or bias.ndim != 1 or bias.shape[0] != weight.shape[1]:
