@@ -83,8 +83,8 @@ class SameProducts(TorchFunctionMode):
         kwargs = kwargs or {}
         found = _operands(func, args, kwargs)
         if found is not None and torch.is_grad_enabled() and _trained(*found[:3]):
-            plain: list[Any] = [t if t is None else t.detach() for t in found[:3]]
-            if _pays(*plain, found[3]):
+            x, matrix, bias = found[:3]
+            if _pays(x.detach(), matrix.detach(), None if bias is None else bias.detach(), found[3]):
                 return _Same.apply(*found)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
