@@ -47,6 +47,12 @@ def _stopped(h: Tensor, flows: bool) -> Tensor:
         return h * 2
 
 
+def blanked(h: Tensor) -> Tensor:
+    out = h.clone()
+    out[8:12] = 0.0
+    return out
+
+
 BY_PLACE: dict[str, Effect] = {
     "numbers that have one hash, −1 and −2": lambda x, h: h * (-2.0 if len(x) % 2 else -1.0),
     "numbers that have one hash, 1 and 2⁶¹": lambda x, h: h * (2.0**61 if len(x) % 2 else 1.0),
@@ -54,6 +60,8 @@ BY_PLACE: dict[str, Effect] = {
     "the sign of zero": lambda x, h: h * torch.copysign(torch.ones_like(h), 0.0 if len(x) % 2 else -0.0),
     "a number of numpy's": lambda x, h: h.mul(np.float32(1 - 2 * (len(x) % 2))),
     "a complex number": lambda x, h: (h * (1j if len(x) % 2 else 1 + 0j)).real,
+    "rows that are set by their places": lambda x, h: blanked(h),
+    "a number by keyword": lambda x, h: torch.add(h, h, alpha=-3.0 * (len(x) % 2)),
     "a generator of its own, in place": lambda x, h: (
         h * h.clone().bernoulli_(0.5, generator=torch.Generator().manual_seed(len(x)))
     ),

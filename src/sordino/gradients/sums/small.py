@@ -46,6 +46,8 @@ def norms_of_all(rows: Mapping[str, Tensor], records: int) -> Tensor:
 
 def sums_of_all(rows: Mapping[str, Tensor], weight: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Σ_i weight_i · g_i in the parameters' shapes, in single precision: see `narrow.narrow_sum`."""
+    if not rows:
+        return {}
     kernels, weight = compiled(), weight.double().contiguous()
     assert kernels is not None
     out = {name: torch.empty(parameters[name].shape, dtype=torch.float32) for name in rows}
