@@ -135,8 +135,8 @@ ROWS = (
         published="90 / 95 / 97",
         ours=lambda: _paper_settings(),
         left="its own Θ, σ, Z-steps, batches, epochs and step sizes, nothing tuned; the scale of the inputs is "
-        "ours, because the paper does not state it; ε by our accountant: docs/guarantees/dp_mac.md. USPS is not run yet: "
-        f"300 steps with its Z-steps took {_usps_seconds():.0f} s (mac.json), and a run has 465 or 930",
+        "ours, because the paper does not state it; ε by our accountant: docs/guarantees/dp_mac.md. Seeds of USPS that are "
+        f"missing were not run: 300 steps with its Z-steps took {_usps_seconds():.0f} s (mac.json), a run has 465 or 930",
     ),
     Row(
         "Fig. 4 (second-order approximation)",
