@@ -5,8 +5,9 @@
 The features are the recipe's, read from the cache. A record's gradient is (p − y) ⊗ (x, 1), so its norm is known in
 closed form and a trial consists of a few matrix products: it computes what `sordino train` does, without ledger, engine
 and checks. Batches are slices of the rows in random order, with the expected size, instead of Poisson samples; the
-noise has the plan's multiplier and is drawn by torch. So a trial can only be used to choose settings: test rows are not
-read, and the reported accuracies come from `sordino train`.
+noise has the plan's multiplier and is drawn by torch. With whiten > 0 the rows are first whitened by their second
+moment, whose release has that noise multiplier and belongs to the plan ([features] private = "whiten"). So a trial can
+only be used to choose settings: test rows are not read, and the reported accuracies come from `sordino train`.
 
 What the search would cost: the rows here are public. On private rows every trial would be a run: k trials at (ε, δ)
 cost about √k·ε if all results are used (the file says how many trials were made); `sordino sweep --pay` chooses for two
@@ -28,6 +29,8 @@ import torch
 from torch import Tensor
 
 from provenance import COMMIT, origin
+from sordino.features.moment import from_triangle, second_moment, triangle
+from sordino.features.private import PrivateNormalisation, shortening, whitened
 from sordino.files import write_atomically
 from sordino.plan import Plan
 from sordino.runs.prepared import prepare
@@ -41,18 +44,43 @@ DEFAULTS = {
     "lr": 6000.0,
     "average": 0.95,
     "cosine": 0.0,
+    "whiten": 0.0,
     "seed": 0,
 }
 MOMENTUM, DELTA = 0.9, 1e-5
 
 
 @cache
-def noise_of(epsilon: float, records: int, batch: int, steps: int) -> float:
+def noise_of(epsilon: float, records: int, batch: int, steps: int, whiten: float = 0.0) -> float:
     """The noise multiplier of the plan; 0 if ε is 0, which stands for no privacy."""
     if not epsilon:
         return 0.0
-    plan = Plan.dpsgd(epsilon=epsilon, delta=DELTA, records=records, expected_batch=batch, steps=steps, clip_norm=1.0)
+    plan = Plan.dpsgd(
+        epsilon=epsilon, delta=DELTA, records=records, expected_batch=batch, steps=steps, clip_norm=1.0,
+        statistics=[PrivateNormalisation("whiten", whiten, 1.0).statistic()] if whiten else [],
+    )  # fmt: skip
     return plan.noise.noise_multiplier
+
+
+class Whitening:
+    """Rows whitened by the second moment of the first `cut` of them, with noise; the last one made is kept."""
+
+    def __init__(self, rows: Tensor, cut: int) -> None:
+        self.rows, self.cut, self.kept = rows, cut, (0.0, rows)
+        self.moment: Tensor | None = None
+
+    def __call__(self, noise: float) -> Tensor:
+        if self.kept[0] != noise:
+            self.kept = (noise, self._made(noise) if noise else self.rows)
+        return self.kept[1]
+
+    def _made(self, noise: float) -> Tensor:
+        if self.moment is None:
+            self.moment = second_moment(self.rows[: self.cut], 1.0)
+        upper = triangle(self.moment)
+        noisy = upper + noise * torch.randn(upper.shape, generator=torch.Generator().manual_seed(0), dtype=upper.dtype)
+        found = shortening(from_triangle(noisy), noise)
+        return whitened(self.rows, found["directions"], found["factors"])
 
 
 def trained(
@@ -65,7 +93,7 @@ def trained(
     """
     batch, steps, clip = int(setting["batch"]), int(setting["steps"]), setting["clip"]
     if sigma is None:
-        sigma = noise_of(setting["epsilon"], len(rows), batch, steps)
+        sigma = noise_of(setting["epsilon"], len(rows), batch, steps, setting.get("whiten", 0.0))
     generator = torch.Generator().manual_seed(int(setting["seed"]))
     wanted = torch.nn.functional.one_hot(targets, classes).float()
     lengths = rows.square().sum(1) + 1
@@ -122,8 +150,10 @@ def main() -> int:
         return 0
     rows, targets, classes = rows_of(Recipe.read(given.recipe, given.set), given.held_out, given.data_dir)
     cut = len(rows) - given.held_out
+    whitening = Whitening(rows, cut)
     for key, setting in waiting.items():
         started = time.process_time()
+        rows = whitening(setting["whiten"])
         weights, sigma = trained(rows[:cut], targets[:cut], classes, setting)
         right = (rows[cut:] @ weights[:-1] + weights[-1]).argmax(1) == targets[cut:]
         trials[key] = {

@@ -240,16 +240,17 @@ def bounds(document: Document) -> str:
 
 
 def heads(document: Document) -> str:
-    """A search on held-out training rows: the best trial of each ε and feature map."""
-    best: dict[tuple[float, str], Mapping[str, Any]] = {}
+    """A search on held-out training rows: the best trial of each ε and feature map, with and without whitening."""
+    best: dict[tuple[float, str, bool], Mapping[str, Any]] = {}
     for trial in document["trials"].values():
-        key = (trial["epsilon"], trial["recipe"])
+        key = (trial["epsilon"], trial["recipe"], bool(trial.get("whiten")))
         if key not in best or trial["held_out_accuracy"] > best[key]["held_out_accuracy"]:
             best[key] = trial
     rows = [
-        [f"{epsilon:g}", recipe, f"{t['steps']:g}", f"{t['batch']:g}", f"{t['clip']:g}",
-         f"{t['lr']:g}{' to 0' if t.get('cosine') else ''}", f"{t['average']:g}", percent(t["held_out_accuracy"])]
-        for (epsilon, recipe), t in sorted(best.items())
+        [f"{epsilon:g}", recipe, f"{t['whiten']:g}" if t.get("whiten") else "–", f"{t['steps']:g}", f"{t['batch']:g}",
+         f"{t['clip']:g}", f"{t['lr']:g}{' to 0' if t.get('cosine') else ''}", f"{t['average']:g}",
+         percent(t["held_out_accuracy"])]
+        for (epsilon, recipe, _), t in sorted(best.items())
     ]  # fmt: skip
     trials = document["trials"].values()
     said = (
@@ -258,7 +259,7 @@ def heads(document: Document) -> str:
         f"private rows, looking at all trials would cost about √{len(trials)} times ε; a choice by `sordino sweep "
         "--pay` costs two to three times ε. The best trial for each feature map and ε:"
     )
-    names = ["ε", "features", "steps", "batch", "clip", "lr", "average", "held-out accuracy, %"]
+    names = ["ε", "features", "whitened with noise", "steps", "batch", "clip", "lr", "average", "held-out accuracy, %"]
     return said + "\n\n" + table(names, rows)
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sordino.clipping import in_unit_ball
-from sordino.methods.dp_mac.pca import second_moment, unit_rows
+from sordino.features.moment import second_moment, unit_rows
 from sordino.methods.hidden_state.losses import Softmax
 from sordino.methods.hidden_state.training import bounded
 

@@ -11,12 +11,16 @@ import torch
 from sordino.data import Split
 from sordino.errors import InputError, SordinoError
 from sordino.features import low_frequencies
+from sordino.features import private
+from sordino.features.moment import edge
 from sordino.features.private import Normaliser, PrivateNormalisation, normalised
 from sordino.plan import Plan
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import Ledger, read_ledger
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
+from sordino.runs.trained import load
+from sordino.runs.verify import verify
 
 BASE: dict[str, Any] = {
     "data": {"name": "fashion-mnist-mini"},
@@ -56,6 +60,77 @@ def test_the_normalised_records_have_mean_zero_up_to_the_noise(settings: Private
     assert torch.equal(again, seen.inputs)
 
 
+def uneven() -> Split:
+    """Records of length one, nearly all along the first of 20 coordinates."""
+    rows = torch.randn(500, 20, generator=torch.Generator().manual_seed(1))
+    rows[:, 0] = 9 + rows[:, 0]
+    return Split(rows / rows.norm(dim=1, keepdim=True), torch.zeros(500, dtype=torch.long))
+
+
+def whitened_by(noise: float, split: Split) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    settings = PrivateNormalisation("whiten", noise, 1.0)
+    plan = some_plan(settings)
+    normaliser = Normaliser(settings, plan, None)
+    seen = normaliser.first(split, plan.source(), Ledger.open(None, plan.to_dict()))
+    return seen.inputs, normaliser.statistics
+
+
+def test_whitening_shortens_the_directions_that_the_noise_does_not_hide_and_no_others() -> None:
+    rows = uneven().inputs
+    seen, statistics = whitened_by(5.0, uneven())
+    assert statistics["directions"].shape[1] <= 3  # the edge is that of large matrices
+    assert float(statistics["directions"][0, -1].abs()) > 0.95
+    moment = float((rows.T @ rows)[0, 0])
+    assert float(statistics["factors"][-1]) == pytest.approx((edge(5.0, 20) / moment) ** 0.5, rel=0.05)
+    assert torch.allclose(seen.norm(dim=1), torch.ones(500))
+    assert float(seen[:, 0].square().mean()) < 0.6 < 0.8 < float(rows[:, 0].square().mean())
+    others = seen[:, 1:] / seen[:, 1:].norm(dim=1, keepdim=True)
+    assert float((others * rows[:, 1:] / rows[:, 1:].norm(dim=1, keepdim=True)).sum(1).min()) > 0.5
+
+
+def test_whitening_changes_nothing_where_the_noise_hides_everything() -> None:
+    seen, statistics = whitened_by(500.0, uneven())
+    assert statistics["directions"].shape[1] <= 1  # the edge is that of large matrices
+    if not statistics["directions"].shape[1]:
+        torch.testing.assert_close(seen, uneven().inputs)
+
+
+def test_whitening_releases_one_statistic_and_bad_records_do_not_reach_it(tmp_path: Path) -> None:
+    settings, plan = PrivateNormalisation("whiten", 5.0, 1.0), some_plan(PrivateNormalisation("whiten", 5.0, 1.0))
+    assert settings.statistic().count == 1
+    bad = uneven()
+    bad.inputs[3] = float("nan")
+    bad.inputs[4] *= 1e30
+    with Ledger.open(tmp_path / "ledger.jsonl", plan.to_dict()) as ledger:
+        first = Normaliser(settings, plan, tmp_path).first(bad, plan.source(), ledger)
+        assert [entry["purpose"] for entry in ledger.entries] == ["statistics"]
+    again = Normaliser(settings, plan, tmp_path)
+    restored = again.restored()(bad.inputs)
+    assert torch.equal(restored[:3], first.inputs[:3])
+    assert torch.isfinite(again.statistics["directions"]).all()
+    assert torch.isfinite(again.statistics["factors"]).all()
+
+
+def test_a_second_moment_that_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "WIDEST", 19)
+    with pytest.raises(InputError, match="20 coordinates"):
+        whitened_by(5.0, uneven())
+
+
+def test_a_recipe_with_private_whitening_runs_verifies_and_predicts(tmp_path: Path) -> None:
+    features = {"private": "whiten", "private_noise": 10.0, "private_bound": 28.0}
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "relation": "add-remove"}
+    out = tmp_path / "run"
+    result = run_recipe(Recipe.from_dict(BASE | {"features": features, "privacy": privacy}), out, progress=False)
+    header, entries = read_ledger(out / "ledger.jsonl")
+    assert from_ledger(header, entries, 1e-5)["epsilon"] == pytest.approx(result["epsilon"], rel=1e-3)
+    verdict = verify(out)
+    assert verdict.genuine
+    assert verdict.epsilon == pytest.approx(result["epsilon"], rel=1e-3)
+    rows = torch.rand(4, 1, 28, 28)
+    assert load(out).probabilities(rows).shape == (4, 10)
+
+
 def test_a_resumed_run_reads_its_statistics_and_never_draws_them_again(tmp_path: Path) -> None:
     settings = PrivateNormalisation("centre", 5.0, 20.0)
     plan = some_plan(settings, insecure_seed=None)
@@ -88,6 +163,7 @@ def test_a_dpsgd_recipe_with_private_centring(tmp_path: Path) -> None:
         ({"private_noise": 1.0}, "ignored"),
         ({"private": "centre", "private_noise": 1.0, "private_bound": 1.0, "private_square_bound": 1.0}, "channels"),
         ({"private": "channels", "private_noise": 1.0, "private_bound": 1.0}, "is needed by"),
+        ({"private": "whiten", "private_noise": 1.0}, "private_bound"),
         ({"private": "centre", "private_noise": 0.0, "private_bound": 1.0}, "positive"),
     ],
 )

@@ -1,7 +1,7 @@
 """Private normalisation: statistics of the private records, released as part of a run and its plan.
 
     [features]
-    private = "centre"          # or "channels"
+    private = "centre"          # or "channels", "whiten"
     private_noise = 30.0        # noise multiplier of each release
     private_bound = 63.0        # l2 bound on a record's contribution; public, never measured
     private_square_bound = 9.0  # the same for the means of squares ("channels" only)
@@ -10,6 +10,7 @@
 |----------|------------------------------------------------------------|---------------------------------|
 | centre   | the sum of the records' flattened features, once           | each feature less its mean      |
 | channels | sums of spatial means, and of spatial means of squares     | (x − mean)/std for each channel |
+| whiten   | the second moment Σ x xᵀ of records of norm at most 1       | see `Whitened`                  |
 
 The releases are recorded in the run's ledger before the first step, and the plan declares them (`statistic`), so its ε
 covers them. The results are published with the run (statistics.safetensors): the model can't be used without them, and
@@ -29,6 +30,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sordino.errors import InputError, SordinoError, did_you_mean
+from sordino.features.moment import CHUNK, edge, private_second_moment
 from sordino.features.normalise import PURPOSE, ChannelBudget, _clip, private_statistics, standardise
 from sordino.files import write_atomically
 from sordino.plan.core import ROUNDING_MARGIN, Plan, Statistic
@@ -36,8 +38,10 @@ from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
 from sordino.release.ledger import Ledger
 
-KINDS = ("centre", "channels")
+KINDS = ("centre", "channels", "whiten")
 FILE = "statistics.safetensors"
+WIDEST = 8192
+"""Coordinates of a second moment: beyond it its eigenvectors would take many minutes and gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +62,26 @@ class PrivateNormalisation:
 
     def statistic(self) -> Statistic:
         """The statistic that the plan declares."""
-        return Statistic(PURPOSE, self.noise_multiplier, count=1 if self.kind == "centre" else 2)
+        return Statistic(PURPOSE, self.noise_multiplier, count=2 if self.kind == "channels" else 1)
 
     def release(self, maps: Tensor, plan: Plan, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
-        """{"mean"[, "std"]}: functions of the noisy sums. Records that are not finite contribute zero."""
+        """{"mean"[, "std"]} or {"directions", "factors"}: functions of the noisy sums. Records that are not finite
+        contribute zero."""
         if self.kind == "channels":
             assert self.square_bound is not None
             budget = ChannelBudget(plan.records, self.bound, self.square_bound, self.noise_multiplier, plan.relation)
             found = private_statistics(maps, budget, source=source, ledger=ledger)
             return {"mean": found.mean, "std": found.std}
+        if self.kind == "whiten":
+            return _private_whitening(maps, self, plan, source, ledger)
         return {"mean": _private_mean(maps, self, plan, source, ledger)}
 
 
 def normalised(maps: Tensor, statistics: dict[str, Tensor]) -> Tensor:
-    """The maps minus their released mean, divided by their released standard deviation if there is one."""
+    """The maps minus their released mean, divided by their released standard deviation if there is one; or whitened by
+    their released second moment."""
+    if "directions" in statistics:
+        return whitened(maps, statistics["directions"], statistics["factors"])
     if "std" in statistics:
         return standardise(maps, statistics["mean"], statistics["std"])
     return maps - statistics["mean"].view(maps.shape[1:]).to(maps)
@@ -123,6 +133,46 @@ class Normaliser:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
             raise SordinoError(f"{self.path} can't be read: {error}; start again in another directory") from error
+
+
+def whitened(maps: Tensor, directions: Tensor, factors: Tensor) -> Tensor:
+    """Each record's coordinate along every direction (d, k) times its factor (k,), and the record scaled to length one.
+
+    Gradient descent on features of very unequal variances needs many steps, and each has noise. Directions are
+    eigenvectors of the released second moment whose eigenvalue λ is above the noise's own, `edge`; factors are
+    (edge/λ)^½, so that along them the records are as long as along those that the noise hides, which stay as they are.
+    """
+    out = torch.empty_like(maps)
+    for rows, into in zip(torch.split(maps, CHUNK), torch.split(out, CHUNK), strict=True):
+        flat = rows.flatten(1)
+        some = flat + ((flat @ directions.to(flat)) * (factors.to(flat) - 1)) @ directions.to(flat).T
+        into.copy_((some / some.norm(dim=1, keepdim=True).clamp(min=1e-12)).view_as(rows))
+    return out
+
+
+def _private_whitening(
+    maps: Tensor, settings: PrivateNormalisation, plan: Plan, source: RandomSource, ledger: Ledger
+) -> dict[str, Tensor]:
+    width = maps[0].numel()
+    if width > WIDEST:
+        raise InputError(
+            f"features.private = 'whiten': these features have {width} coordinates, and the second moment of more than "
+            f"{WIDEST} takes too long: choose fewer (atoms, frequencies, dimensions), or private = 'centre'"
+        )
+    moment = private_second_moment(
+        maps, settings.bound, settings.noise_multiplier, purpose=PURPOSE, relation=plan.relation, source=source,
+        ledger=ledger,
+    )  # fmt: skip
+    found = shortening(moment, settings.noise_multiplier)
+    return {name: value.to(maps.dtype) for name, value in found.items()}
+
+
+def shortening(moment: Tensor, noise_multiplier: float) -> dict[str, Tensor]:
+    """Directions and factors of `whitened`, from a released second moment and the multiplier of its noise."""
+    values, vectors = torch.linalg.eigh(moment)
+    least = edge(noise_multiplier, len(values))
+    kept = values > least
+    return {"directions": vectors[:, kept], "factors": (least / values[kept]).sqrt()}
 
 
 def _private_mean(

@@ -93,9 +93,9 @@ class BatchClippingSection:
 @dataclass(frozen=True)
 class FeaturesSection:
     name: str = "none"  # scattering, patches, word-bag, efficientnet-lite0, minilm, dp-pca; none: no features
-    private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan accounts for
+    private: str | None = None  # "centre", "channels" or "whiten": by statistics that the plan accounts for
     private_noise: float | None = None  # noise multiplier of each of these statistics
-    private_bound: float | None = None  # public bound on the norm of a record's contribution to the mean
+    private_bound: float | None = None  # public bound on the norm of a record (of its spatial means for "channels")
     private_square_bound: float | None = None  # the same for the mean of squares ("channels")
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.errors import InputError
+from sordino.features.moment import second_moment, triangle, unit_rows
 from sordino.methods.dp_mac import plan
-from sordino.methods.dp_mac.pca import PcaBudget, private_projection, second_moment, unit_rows
-from sordino.methods.dp_mac.taylor import triangle
+from sordino.methods.dp_mac.pca import PcaBudget, private_projection
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from mac_nets import layer as make_layer
 from torch import Tensor
 
+from sordino.features.moment import from_triangle, triangle
 from sordino.methods.dp_mac.network import ACTIVATIONS, Layer
-from sordino.methods.dp_mac.taylor import expand, from_triangle, paper_form, triangle
+from sordino.methods.dp_mac.taylor import expand, paper_form
 
 CASES = [(name, None) for name in ACTIVATIONS] + [("linear", "squared"), ("linear", "sigmoid")]
 seeds = st.integers(0, 2**31)

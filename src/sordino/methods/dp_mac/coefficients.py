@@ -26,10 +26,11 @@ from torch import Tensor
 from sordino import checks
 from sordino.clipping import Clipping, FlatClip, NormalisedClip
 from sordino.errors import InputError
+from sordino.features.moment import from_triangle
 from sordino.gradients import ClippedSum, Rows
 from sordino.methods.dp_mac.bounds import Radii, sensitivities
 from sordino.methods.dp_mac.network import Layer, Network, chain
-from sordino.methods.dp_mac.taylor import CURVATURES, Terms, expand, from_triangle
+from sordino.methods.dp_mac.taylor import CURVATURES, Terms, expand
 from sordino.methods.dp_mac.zsteps import ZSteps, auxiliary, into_ball
 from sordino.plan.contribution import Contribution
 from sordino.records.chunks import stable_chunks

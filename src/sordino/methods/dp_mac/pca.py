@@ -1,31 +1,22 @@
-"""DP-PCA: principal directions of the private records, released with noise.
-
-Each record is scaled to norm at most 1, x ← x/max(‖x‖, 1) after a division by the public `scale` (or to norm exactly 1,
-"normalise"), and the second moment Σ x xᵀ is released with Gaussian noise (Dwork, Talwar, Thakurta, Zhang 2014,
-"Analyze Gauss"). Adding or removing a record moves it by x xᵀ, whose Frobenius norm is ‖x‖² ≤ 1. It is released as its
-upper triangle with the off-diagonal entries times √2, an isometry (`taylor.triangle`), so the l2 sensitivity is 1 and
-the release is 1/σ-GDP under add/remove. Eigenvectors, eigenvalues, projection and scaling are post-processing.
+"""DP-PCA: principal directions of the private records, from their second moment (`features.moment`), which is released
+with noise. Eigenvectors, eigenvalues, projection and scaling are post-processing.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sordino import checks
-from sordino.clipping import in_unit_ball
 from sordino.errors import InputError
-from sordino.methods.dp_mac.taylor import from_triangle, triangle
-from sordino.plan.core import ROUNDING_MARGIN, Statistic
+from sordino.features.moment import CHUNK, edge, private_second_moment, unit_rows
+from sordino.plan.core import Statistic
 from sordino.randomness import RandomSource
-from sordino.release import Entry, Gaussian, release
 from sordino.release.ledger import Ledger
 
 PURPOSE = "dp-pca"
-_CHUNK = 4096  # rows in memory at once
 
 
 @dataclass(frozen=True)
@@ -60,23 +51,8 @@ class Projection:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """(n, …) → (n, components)."""
-        parts = [unit_rows(some, self.scale) @ self.matrix for some in torch.split(inputs, _CHUNK)]
+        parts = [unit_rows(some, self.scale) @ self.matrix for some in torch.split(inputs, CHUNK)]
         return torch.cat(parts)
-
-
-def unit_rows(inputs: Tensor, scale: float | None) -> Tensor:
-    """Each record as a float32 vector of norm at most 1, up to rounding; zero if it is not finite."""
-    return in_unit_ball(inputs, scale).float()
-
-
-def second_moment(inputs: Tensor, scale: float | None) -> Tensor:
-    """Σ x xᵀ over the records, (in, in), in double precision."""
-    width = inputs.flatten(1).shape[1]
-    total = torch.zeros(width, width, dtype=torch.float64)
-    for start in range(0, len(inputs), _CHUNK):
-        rows = unit_rows(inputs[start : start + _CHUNK], scale).double()
-        total += rows.T @ rows
-    return total
 
 
 def private_projection(inputs: Tensor, budget: PcaBudget, *, source: RandomSource, ledger: Ledger) -> Projection:
@@ -91,23 +67,16 @@ def private_projection(inputs: Tensor, budget: PcaBudget, *, source: RandomSourc
     width = inputs.flatten(1).shape[1]
     if budget.components > width:
         raise InputError(f"DP-PCA: {budget.components} components of records with {width} coordinates")
-    noisy = release(
-        {"triangle": triangle(second_moment(inputs, budget.scale))},
-        sensitivity=1.0 + ROUNDING_MARGIN,
-        norm="l2",
-        noise=Gaussian(budget.noise_multiplier),
-        source=source,
+    noisy = private_second_moment(
+        inputs, budget.scale, budget.noise_multiplier, purpose=PURPOSE, relation="add-remove", source=source,
         ledger=ledger,
-        entry=Entry(PURPOSE, 0, {"name": "poisson", "sampling_rate": 1.0}, "add-remove"),
-    )["triangle"]
+    )  # fmt: skip
     return projection_of(noisy, budget)
 
 
 def projection_of(noisy: Tensor, budget: PcaBudget) -> Projection:
-    """Maps the released triangle to directions: post-processing."""
-    values, vectors = torch.linalg.eigh(from_triangle(noisy.double()))
+    """Maps the released second moment to directions: post-processing."""
+    values, vectors = torch.linalg.eigh(noisy)
     order = torch.argsort(values, descending=True)[: budget.components]
-    # noise alone reaches √(2d)·σ: an eigenvalue below that carries no information about the records
-    floor = budget.noise_multiplier * math.sqrt(2 * len(values))
-    root = (values[order].clamp_min(floor) / budget.records).sqrt()
+    root = (values[order].clamp_min(edge(budget.noise_multiplier, len(values))) / budget.records).sqrt()
     return Projection((vectors[:, order] * root.pow(-budget.whiten)).float(), budget.scale)

@@ -11,14 +11,13 @@ So a layer needs (n, out) slopes and curvatures, never an (n, out, in, in) tenso
 t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. a, b, C of Harder et al. are functions of these three (`paper_form`), but have a
 larger sensitivity: b = ∂t − ∂²t·ŵ contains the curvature a second time.
 
-A symmetric matrix is released as its upper triangle with off-diagonal entries times √2 (`triangle`): an isometry from
-the Frobenius norm to l2, so the sensitivity is the same; the noise is that of independent noise on all entries, made
-symmetric, with half the numbers.
+A symmetric matrix is released as its upper triangle with off-diagonal entries times √2 (`features.moment.triangle`):
+an isometry from the Frobenius norm to l2, so the sensitivity is the same; the noise is that of independent noise on all
+entries, made symmetric, with half the numbers.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from sordino.errors import SordinoError
+from sordino.features.moment import triangle_of
 from sordino.methods.dp_mac.network import Layer
 
 CURVATURES = ("full", "diagonal")
@@ -61,7 +61,7 @@ class Terms:
         weighted = 0.5 * _weighted(self.curvature, factors).T
         if kind == "diagonal":
             return weighted @ self.inputs.double().square()
-        row, column, scale = _triangle_of(self.inputs.shape[1], weighted)
+        row, column, scale = triangle_of(self.inputs.shape[1], weighted)
         total = weighted.new_zeros(len(weighted), len(row))
         for part, some in zip(torch.split(self.inputs, _OUTER), torch.split(weighted, _OUTER, dim=1), strict=True):
             rows = part.double()
@@ -105,22 +105,6 @@ def paper_form(terms: Terms, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return value, b, 0.5 * terms.curvature[:, :, None, None] * outer[:, None]
 
 
-def triangle(matrix: Tensor) -> Tensor:
-    """(…, d, d) symmetric → (…, d·(d+1)/2) with the Frobenius norm as its l2 norm."""
-    row, column, scale = _triangle_of(matrix.shape[-1], matrix)
-    return matrix[..., row, column] * scale
-
-
-def from_triangle(vector: Tensor) -> Tensor:
-    """The inverse of `triangle`."""
-    size = (math.isqrt(8 * vector.shape[-1] + 1) - 1) // 2
-    row, column, scale = _triangle_of(size, vector)
-    matrix = vector.new_zeros(*vector.shape[:-1], size, size)
-    matrix[..., row, column] = vector / scale
-    matrix[..., column, row] = vector / scale
-    return matrix
-
-
 def _row_norms(rows: Tensor) -> Tensor:
     """In double precision: the squares of small single-precision numbers would underflow, and a record whose norm is
     underestimated would be scaled up too far."""
@@ -131,9 +115,3 @@ def _weighted(rows: Tensor, factors: Tensor) -> Tensor:
     """rows·factor in double precision, zero where that is not finite."""
     scaled = rows.double() * factors[:, None].double()
     return torch.where(torch.isfinite(scaled), scaled, torch.zeros_like(scaled))
-
-
-def _triangle_of(size: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    row, column = torch.triu_indices(size, size, device=like.device).unbind(0)
-    scale = torch.where(row == column, 1.0, math.sqrt(2.0)).to(like.dtype)
-    return row, column, scale
