@@ -10,8 +10,7 @@ import torch
 
 from sordino.data import Split
 from sordino.errors import InputError, SordinoError
-from sordino.features import low_frequencies
-from sordino.features import private
+from sordino.features import low_frequencies, private
 from sordino.features.moment import edge
 from sordino.features.private import Normaliser, PrivateNormalisation, normalised
 from sordino.plan import Plan
@@ -111,10 +110,16 @@ def test_whitening_releases_one_statistic_and_bad_records_do_not_reach_it(tmp_pa
     assert torch.isfinite(again.statistics["factors"]).all()
 
 
-def test_a_second_moment_that_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_moment_that_would_take_too_long_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(private, "WIDEST", 19)
     with pytest.raises(InputError, match="20 coordinates"):
         whitened_by(5.0, uneven())
+    features = {"private": "whiten", "private_noise": 10.0, "private_bound": 28.0}
+    with pytest.raises(InputError, match="784 coordinates"):
+        run_recipe(Recipe.from_dict(BASE | {"features": features}), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_recipe_with_private_whitening_runs_verifies_and_predicts(tmp_path: Path) -> None:

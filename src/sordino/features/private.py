@@ -19,7 +19,8 @@ a resumed run reads them there, because the same statistic must not be drawn twi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,15 @@ class PrivateNormalisation:
     def statistic(self) -> Statistic:
         """The statistic that the plan declares."""
         return Statistic(PURPOSE, self.noise_multiplier, count=2 if self.kind == "channels" else 1)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raises InputError if the second moment of features of this shape would take too long."""
+        width = math.prod(shape)
+        if self.kind == "whiten" and width > WIDEST:
+            raise InputError(
+                f"features.private = 'whiten': these features have {width} coordinates, and the second moment of more "
+                f"than {WIDEST} takes too long: choose fewer (atoms, frequencies, dimensions), or private = 'centre'"
+            )
 
     def release(self, maps: Tensor, plan: Plan, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
         """{"mean"[, "std"]} or {"directions", "factors"}: functions of the noisy sums. Records that are not finite
@@ -153,12 +163,7 @@ def whitened(maps: Tensor, directions: Tensor, factors: Tensor) -> Tensor:
 def _private_whitening(
     maps: Tensor, settings: PrivateNormalisation, plan: Plan, source: RandomSource, ledger: Ledger
 ) -> dict[str, Tensor]:
-    width = maps[0].numel()
-    if width > WIDEST:
-        raise InputError(
-            f"features.private = 'whiten': these features have {width} coordinates, and the second moment of more than "
-            f"{WIDEST} takes too long: choose fewer (atoms, frequencies, dimensions), or private = 'centre'"
-        )
+    settings.check_shape(maps.shape[1:])
     moment = private_second_moment(
         maps, settings.bound, settings.noise_multiplier, purpose=PURPOSE, relation=plan.relation, source=source,
         ledger=ledger,
