@@ -31,6 +31,7 @@ CHOSEN = {
         ("compare_mnist_patches.json", "patches, linear"),
         ("compare_mnist.json", "upright patches, linear"),
         ("compare_mnist.json", "upright patches, linear, last iterate"),
+        ("compare_mnist.json", "upright patches, whitened privately, linear"),
     ),
     "cifar10": (("compare_cifar10.json", "patches, linear"),),
     "imdb": (("compare_imdb.json", "words, linear"),),
