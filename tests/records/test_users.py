@@ -175,7 +175,10 @@ def test_wrong_ids_are_errors(users: object) -> None:
         np.array([2.0**53, 2.0**53 + 1, 0.0]),
         np.array([2**24, 2**24 + 1, 0], dtype=np.float32),
         np.array([1.0, np.inf, np.inf]),
+        np.array([2**24, 2**24 + 1, 0], dtype=np.float32).astype(np.float64),
+        torch.tensor([256.0, 257.0, 0.0], dtype=torch.bfloat16),
         ["a", "a\0", "b"],
+        [True, 1, 2],
     ],
 )
 def test_ids_of_different_users_that_numpy_would_make_equal_are_errors(users: object) -> None:
@@ -190,13 +193,24 @@ def test_a_text_that_stands_for_a_missing_id_is_no_user(missing: str) -> None:
         owners(["a", missing, missing], 3)
 
 
-@pytest.mark.parametrize("users", [["a", "a ", "b"], ["caf\u00e9", "cafe\u0301", "b"], np.array([b"a", b" a", b"b"])])
+@pytest.mark.parametrize(
+    "users",
+    [
+        ["a", "a ", "b"],
+        ["caf\u00e9", "cafe\u0301", "b"],
+        np.array([b"a", b" a", b"b"]),
+        ["al\u200bice", "alice", "b"],
+        ["\ufeffalice", "alice", "b"],
+        ["\uff21", "A", "b"],
+        ["Ann\u00a0Lee", "Ann Lee", "b"],
+    ],
+)
 def test_one_user_under_two_spellings_is_an_error(users: object) -> None:
     with pytest.raises(InputError, match="one user would count as two"):
         owners(users, 3)
 
 
-@pytest.mark.parametrize("users", [{"a", "b", "c"}, {"a": 0, "b": 1, "c": 2}, "abc", b"abc"])
+@pytest.mark.parametrize("users", [{"a", "b", "c"}, {"a": 0, "b": 1, "c": 2}, "abc", b"abc", 3, None])
 def test_ids_without_an_order_of_rows_are_errors(users: object) -> None:
     with pytest.raises(InputError, match="a list or an array"):
         owners(users, 3)
@@ -211,6 +225,8 @@ def test_ids_without_an_order_of_rows_are_errors(users: object) -> None:
         np.array([3.0, -1.0, 3.0]),
         range(0, 3),
         [True, False, True],
+        np.array(["x", "y", "x"], dtype=object),  # a column of texts of a data frame
+        np.array([2.0**24, 2.0**24 + 1, 2.0**24]),
     ],
 )
 def test_ids_that_tell_users_apart_are_taken(users: object) -> None:
