@@ -103,6 +103,15 @@ def test_guarantee_and_ledger_say_user(tmp_path: Path) -> None:
     assert result.guarantee.epsilon == row_plan.guarantee().epsilon
 
 
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_dataset_that_takes_more_rows_of_a_user_than_the_plan_says_is_refused(most: int | None) -> None:
+    """The guarantee's text would not be true, although the clipped sum is as private."""
+    model, x, y = problem()
+    with pytest.raises(Refused, match="at most 2 rows of a user"):
+        sordino.train(model, loss, users_of((x, y), OWNER, most), user_plan(rows_per_user=2), lr=0.1)
+    sordino.train(model, loss, users_of((x, y), OWNER, 2), user_plan(rows_per_user=2), lr=0.1)
+
+
 def test_allocation_draws_users(tmp_path: Path) -> None:
     model, x, y = problem()
     result = sordino.train(model, loss, (x, y), user_plan(sampling="allocation"), lr=0.1, users=OWNER)
