@@ -313,7 +313,7 @@ def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
     if plan.rows_per_user is not None and (dataset.rows_per_user or math.inf) > plan.rows_per_user:
         raise Refused(
             f"the plan says that at most {plan.rows_per_user} rows of a user form a record, and the dataset takes "
-            f"{'all' if dataset.rows_per_user is None else dataset.rows_per_user}: make it with the plan's rows_per_user"
+            f"{'all' if dataset.rows_per_user is None else dataset.rows_per_user}: make it with the plan's number"
         )
     return dataset
 
