@@ -13,10 +13,10 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.special import ndtri
 
 from sordino.accounting.account import LossTooLarge, account, composed_epsilon, epsilon
-from sordino.accounting.allocation import Epoch, epoch_pmfs
+from sordino.accounting.allocation import Epoch, epoch_from_below, epoch_pmfs
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.events import AllocatedDpEvent, Release, allocated, compose_events, flatten, grouped
-from sordino.accounting.geometric import Spread
+from sordino.accounting.geometric import Contracted, Spread, _Pairs
 from sordino.accounting.pld import Composition
 from sordino.accounting.schemes import check_scheme, releases_of
 from sordino.accounting.spent import composed_entries
@@ -161,6 +161,43 @@ def test_little_noise_is_taken_as_unsampled_and_stays_an_upper_bound() -> None:
     assert little.epsilon == pytest.approx(account(compose_events([(Release("gaussian", 0.09), 1)]), 1e-5).epsilon)
     assert little.epsilon_lower is None
     assert epsilon(event(100, 0.11, 1), 1e-5) < little.epsilon
+
+
+def test_grids_with_very_different_steps_are_added_alike_in_either_way() -> None:
+    generator = np.random.default_rng(0)
+    for coarse, points, interval in ((8, 400, 0.02), (32, 60, 0.01), (64, 200, 0.004)):
+        a, b, c, d = (generator.random(count) for count in (points, 3000, points, 3000))
+        for left, right in (
+            (Spread(coarse, -points // 2, a, 0.1, 0.2), Spread(1, -1700, b, 0.3, 0.1)),
+            (Contracted(coarse, -points // 2, a, c), Contracted(1, -1700, b, d)),
+        ):
+            one = left._plus_unlike(right, 1, interval)  # type: ignore[arg-type]
+            other = left.plus(right, 1, interval)  # type: ignore[arg-type]
+            first = min(one.lower, other.lower)
+            for key in ("masses", "means") if isinstance(left, Contracted) else ("masses",):
+                both = np.zeros((2, 2 * max(len(one.masses), len(other.masses))))
+                for row, found in zip(both, (one, other), strict=True):
+                    row[found.lower - first :][: len(found.masses)] = getattr(found, key)
+                assert np.abs(both[0] - both[1]).max() <= 1e-12 * both.max()
+
+
+@pytest.mark.parametrize(("sigma", "batches", "seen"), [(0.106, 4095, 1555), (0.149, 1023, 899), (0.1445, 2047, 259)])
+def test_a_part_of_an_epoch_is_not_added_pair_by_pair_where_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, sigma: float, batches: int, seen: int
+) -> None:
+    """126 million pairs of points took two seconds, where a finer grid for one of both takes twenty milliseconds."""
+    most = [0]
+    blocks = _Pairs.blocks
+
+    def counted(self: _Pairs):  # type: ignore[no-untyped-def]
+        most.append(len(self.here) * len(self.there))
+        return blocks(self)
+
+    monkeypatch.setattr(_Pairs, "blocks", counted)
+    for interval in (0.022, 0.0055):
+        epoch_pmfs(Epoch(sigma, batches, seen), interval, 1e-19)
+        epoch_from_below(Epoch(sigma, batches, seen), interval, 1e-19)
+    assert max(most) <= 1 << 18
 
 
 def test_it_composes_with_other_releases() -> None:

@@ -17,7 +17,7 @@ import torch
 from small_recipes import small_recipe
 from sordino.data import published, read
 from sordino.data.arrays import NpzSource
-from sordino.data.own import CsvSource, HfSource, chosen_by_content
+from sordino.data.own import CsvSource, HfSource, ParquetSource, chosen_by_content
 from sordino.data.tabular import Encoding, Problems
 from sordino.errors import InputError, Refused
 from sordino.runs.recipe import DataSection
@@ -344,3 +344,19 @@ def test_a_hugging_face_folder_with_a_list_of_chosen_rows_is_refused(tmp_path: P
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match="selection of rows"):
         HfSource(path=str(tmp_path), target="y", classes=[0, 1], columns=COLUMNS).rows(tmp_path, labelled=True)
+
+
+def test_ids_that_single_precision_has_merged_are_refused(tmp_path: Path) -> None:
+    """2^24 and 2^24 + 1 are one float32: two users would be clipped as one."""
+    age = {"age": {"kind": "number", "low": 0, "high": 100}}
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for kind, refused in ((pa.float32(), True), (pa.float64(), False)):
+        path = tmp_path / "visits.parquet"
+        ids = pa.array(np.array([2.0**24, 2.0**24 + 1, 3.0], np.float32 if refused else np.float64), kind)
+        pq.write_table(pa.table({"who": ids, "ill": ["no", "yes", "no"]}), path)
+        source = ParquetSource(path=str(path), target="ill", classes=["no", "yes"], user="who", columns=age)
+        if refused:
+            with pytest.raises(InputError, match="too large for a float"):
+                source.users(path)
+        else:
+            assert len(set(source.users(path) or ())) == 3

@@ -103,6 +103,15 @@ def test_guarantee_and_ledger_say_user(tmp_path: Path) -> None:
     assert result.guarantee.epsilon == row_plan.guarantee().epsilon
 
 
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_dataset_that_takes_more_rows_of_a_user_than_the_plan_says_is_refused(most: int | None) -> None:
+    """The guarantee's text would not be true, although the clipped sum is as private."""
+    model, x, y = problem()
+    with pytest.raises(Refused, match="at most 2 rows of a user"):
+        sordino.train(model, loss, users_of((x, y), OWNER, most), user_plan(rows_per_user=2), lr=0.1)
+    sordino.train(model, loss, users_of((x, y), OWNER, 2), user_plan(rows_per_user=2), lr=0.1)
+
+
 def test_allocation_draws_users(tmp_path: Path) -> None:
     model, x, y = problem()
     result = sordino.train(model, loss, (x, y), user_plan(sampling="allocation"), lr=0.1, users=OWNER)
@@ -175,7 +184,10 @@ def test_wrong_ids_are_errors(users: object) -> None:
         np.array([2.0**53, 2.0**53 + 1, 0.0]),
         np.array([2**24, 2**24 + 1, 0], dtype=np.float32),
         np.array([1.0, np.inf, np.inf]),
+        np.array([2**24, 2**24 + 1, 0], dtype=np.float32).astype(np.float64),
+        torch.tensor([256.0, 257.0, 0.0], dtype=torch.bfloat16),
         ["a", "a\0", "b"],
+        [True, 1, 2],
     ],
 )
 def test_ids_of_different_users_that_numpy_would_make_equal_are_errors(users: object) -> None:
@@ -190,13 +202,24 @@ def test_a_text_that_stands_for_a_missing_id_is_no_user(missing: str) -> None:
         owners(["a", missing, missing], 3)
 
 
-@pytest.mark.parametrize("users", [["a", "a ", "b"], ["caf\u00e9", "cafe\u0301", "b"], np.array([b"a", b" a", b"b"])])
+@pytest.mark.parametrize(
+    "users",
+    [
+        ["a", "a ", "b"],
+        ["caf\u00e9", "cafe\u0301", "b"],
+        np.array([b"a", b" a", b"b"]),
+        ["al\u200bice", "alice", "b"],
+        ["\ufeffalice", "alice", "b"],
+        ["\uff21", "A", "b"],
+        ["Ann\u00a0Lee", "Ann Lee", "b"],
+    ],
+)
 def test_one_user_under_two_spellings_is_an_error(users: object) -> None:
     with pytest.raises(InputError, match="one user would count as two"):
         owners(users, 3)
 
 
-@pytest.mark.parametrize("users", [{"a", "b", "c"}, {"a": 0, "b": 1, "c": 2}, "abc", b"abc"])
+@pytest.mark.parametrize("users", [{"a", "b", "c"}, {"a": 0, "b": 1, "c": 2}, "abc", b"abc", 3, None])
 def test_ids_without_an_order_of_rows_are_errors(users: object) -> None:
     with pytest.raises(InputError, match="a list or an array"):
         owners(users, 3)
@@ -211,6 +234,8 @@ def test_ids_without_an_order_of_rows_are_errors(users: object) -> None:
         np.array([3.0, -1.0, 3.0]),
         range(0, 3),
         [True, False, True],
+        np.array(["x", "y", "x"], dtype=object),  # a column of texts of a data frame
+        np.array([2.0**24, 2.0**24 + 1, 2.0**24]),
     ],
 )
 def test_ids_that_tell_users_apart_are_taken(users: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_the_card_states_unit_epsilon_and_what_is_not_declared(run: Path, capsys
     registry = yaml.safe_load((run / "card.yaml").read_text("utf8"))
     assert registry == fields
     result = json.loads((run / "result.json").read_text("utf8"))
-    assert fields["privacy_unit"] == DECLARED["unit"]
+    assert fields["privacy_unit"] == f"one record of the dataset; declared: {DECLARED['unit']}"
     assert fields["parameters"]["epsilon"] == pytest.approx(result["epsilon"], rel=1e-9)
     assert fields["evidence"]["ledger_sha256"] == result["ledger"]["hash"]
     assert fields["adjacency"].startswith("add-remove: one record is added")
@@ -98,7 +99,7 @@ def test_the_registrys_record_has_the_registrys_keys_and_types_and_guesses_nothi
     assert loss["privacy_parameters"]["epsilon"] >= result["epsilon"]
     assert loss["privacy_parameters"]["delta"] == result["delta"]
     assert loss["number_of_privacy_units"] == result["records"]
-    assert loss["privacy_unit"] == DECLARED["unit"]
+    assert loss["privacy_unit"] == f"one record of the dataset; declared: {DECLARED['unit']}"
     assert deployment["deployment_model"]["trust_assumptions"] == DECLARED["trust"]
     assert deployment["administrative"] == {"status": "Draft", "registry_authors": [DECLARED["contact"]], "tier": 3}
     with pytest.raises(Exception, match=r"declaration\.sector = 'Hospitals'.*Healthcare"):
@@ -125,9 +126,41 @@ def test_a_run_of_the_api_is_declared_too_and_the_card_knows_the_plans_unit(tmp_
     train(tmp_path / "run", trust="the clinic's machine")
     fields = write_card(tmp_path / "run")
     assert fields["actors_and_trust"] == "the clinic's machine"
-    assert fields["privacy_unit"] == "one user with all their rows, of which at most 2 take part in a step"
+    unit = "one user of the dataset with all their rows, of which at most 2 take part in a step"
+    assert fields["privacy_unit"] == unit
     assert "privacy_unit" not in undeclared(fields)
-    assert "Declared: trust" in (tmp_path / "run" / "report.html").read_text("utf8")
+    page = (tmp_path / "run" / "report.html").read_text("utf8")
+    assert "Declared: trust" in page
+    assert f"{unit} (the recipe declares no unit)" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "unit", "counted"),
+    [
+        ({"records": 60}, "one record of the dataset", "records, 60"),
+        ({"records": 20, "unit": "user"}, "one user of the dataset with all their rows", "users, 20"),
+        (
+            {"records": 60, "unit": "user", "examples_per_user": 3},
+            "one user of the dataset with all their rows, of which at most 3 take part in the training",
+            "rows, 60",
+        ),
+    ],
+)
+def test_what_the_owner_declares_does_not_hide_what_the_plan_protects(
+    tmp_path: Path, options: dict[str, Any], unit: str, counted: str
+) -> None:
+    """The owner's word "patient" stood where a plan that protects rows is read."""
+    inputs = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
+    plan = sordino.dpsgd(noise_multiplier=2.0, delta=1e-4, expected_batch=5, steps=2, **options)
+    sordino.train(
+        torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (inputs, (inputs[:, 0] > 0.5).long()), plan, lr=0.1,
+        settings=sordino.Settings(progress=False), users=torch.arange(60) // 3 if "unit" in options else None,
+        out=tmp_path / "run", declaration={"unit": "one patient"},
+    )  # fmt: skip
+    fields = write_card(tmp_path / "run")
+    assert fields["privacy_unit"] == f"{unit}; declared: one patient"
+    assert fields["unprotected_quantities"][0].startswith(f"the number of {counted}")
+    assert f"{unit}; declared: one patient" in (tmp_path / "run" / "report.html").read_text("utf8")
 
 
 def test_the_page_shows_the_declared_unit_before_epsilon_and_the_promise(run: Path) -> None:

@@ -242,7 +242,7 @@ def checked_releases(releases: Releases) -> Releases:
         checks.noise_multiplier_value(release.noise_multiplier)
         checks.probability("sampling_rate", release.sampling_rate, allow_one=True)
         if not 0 <= count <= _MAX_COUNT:
-            raise InputError(f"the number of releases must lie between 0 and {_MAX_COUNT:.0e}, got {count}")
+            raise InputError(f"the number of releases must lie between 0 and {_MAX_COUNT:.0e}, got {count:.13g}")
     return [(release, count) for release, count in releases if count > 0]
 
 

@@ -28,6 +28,7 @@ from sordino.native.convolutions import add_convolutions
 MOST_CELLS = 1 << 15
 _MOST_LOGS = 690.0  # length of a grid: quotients of its values are finite doubles
 _ALIKE = 4  # grids whose steps differ by at most this factor are converted to the finer one
+_FEW_PAIRS = 1 << 18  # of values of other grids: they are added one by one, which takes no longer than a conversion
 _PAIRS = 1 << 17  # pairs of values added at a time
 _MOST_POINTS = 1 << 22  # of a grid before its tails are cut: 32 MB
 
@@ -51,7 +52,7 @@ class Spread:
 
     def plus(self, other: Spread, stride: int, interval: float) -> Spread:
         """The sum with an independent variable, spread onto the grid of `stride`, a divisor of both strides."""
-        if max(self.stride, other.stride) > _ALIKE * min(self.stride, other.stride):
+        if _pair_by_pair(self, other, interval):
             return self._plus_unlike(other, stride, interval)
         common = min(self.stride, other.stride)
         a = self.refined(common)
@@ -132,7 +133,7 @@ class Contracted:
 
     def plus(self, other: Contracted, stride: int, interval: float) -> Contracted:
         """The sum with an independent variable; pairs whose nominal points have their sum in one cell are merged."""
-        if max(self.stride, other.stride) > _ALIKE * min(self.stride, other.stride):
+        if _pair_by_pair(self, other, interval):
             return self._plus_unlike(other, stride, interval)
         common = min(self.stride, other.stride)
         a = self._refined(common)
@@ -261,6 +262,17 @@ class _Pairs:
             cells = np.floor(excess / self.fine)
             places = np.maximum(self.here, other) + cells.astype(np.int64) - self.first
             yield rows, places.ravel(), (excess - cells * self.fine).ravel()
+
+
+def _pair_by_pair(a: _Variable, b: _Variable, interval: float) -> bool:
+    """Whether the pairs of values are added one by one, because the coarser grid is not worth converting to the finer
+    one: their steps are very different, and there are few pairs, or the converted grid would be too large."""
+    finer, coarser = sorted((a.stride, b.stride))
+    if coarser <= _ALIKE * finer:
+        return False
+    points = max(len(one.masses) * (one.stride // finer) for one in (a, b))
+    large = points > _MOST_POINTS or points * finer * interval > _MOST_LOGS
+    return large or len(a.masses) * len(b.masses) <= _FEW_PAIRS
 
 
 def _orders(a: _Variable, b: _Variable) -> list[tuple[_Variable, _Variable, float, int]]:

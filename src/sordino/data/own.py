@@ -21,6 +21,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from sordino.data.tables import Table, frame_table, read_table
 from sordino.data.tabular import Encoding, Labels, Problems
 from sordino.data.types import Dataset
 from sordino.errors import InputError, did_you_mean
+from sordino.records.users import may_have_been_single
 from sordino.split import Split
 from sordino.training.progress import tell_owner
 
@@ -180,7 +182,8 @@ class TableSource(Source):
         table = self.table(path)
         table.need([self.user])
         values = table.columns[self.user]
-        if any(isinstance(value, float) and not abs(value) < 2**53 for value in values):  # NaN, or several ids in one
+        floats = np.array([value for value in values if isinstance(value, float)])
+        if not (np.abs(floats) < 2.0**53).all() or may_have_been_single(floats):  # NaN, or several ids in one
             raise InputError(f"data.user: the column {self.user!r} has ids that are missing or too large for a float")
         ids = ["" if value is None else str(value).strip() for value in values]
         return named(ids, f"data.user: the column {self.user!r}")

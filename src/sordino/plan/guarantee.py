@@ -147,7 +147,8 @@ def _user_assumptions(plan: Plan) -> tuple[Assumption, ...]:
             "ids are given with the data; the program can't see that two ids belong to one person",
         ),
         Assumption(
-            f"a user's vector is the mean gradient over {rows} of their own, clipped once",
+            f"a user's vector is the mean gradient over {rows} of their own (with given weights: the weighted sum), "
+            "clipped once",
             "which rows depends only on their number and order among the user's own rows and on the step",
         ),
     )

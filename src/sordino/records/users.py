@@ -15,7 +15,7 @@ errors.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -130,17 +130,18 @@ def owners(users: Any, rows: int) -> tuple[Indices, int]:
 
     Two users must never get one number: their rows would be clipped as one record, and removing one of them could move
     the sum by two clip norms. So ids that NumPy can't keep apart (large floats, whole numbers beyond 64 bits) are
-    errors, and so are texts that stand for a missing id. Nor must one user get two numbers: texts that differ only in
-    their Unicode form or in surrounding blanks are errors.
+    errors, and so are texts that stand for a missing id. Nor must one user get two numbers: texts that look the same
+    (other Unicode forms, invisible characters, surrounding blanks) are errors.
 
     Raises:
         InputError: the ids are not one per row, one is missing, or they do not identify the users.
     """
     if isinstance(users, Tensor):
-        users = users.detach().cpu().numpy()
+        users = _array(users)
     if isinstance(users, np.ma.MaskedArray) and np.ma.is_masked(users):
         raise InputError("users must be ids: whole numbers or texts, without missing values; got masked ones")
-    ids = users if isinstance(users, np.ndarray) else _plain(users)
+    # an array of objects is what a column of texts of a data frame becomes
+    ids = users if isinstance(users, np.ndarray) and users.dtype.kind != "O" else _plain(users)
     if ids.ndim != 1 or len(ids) != rows:
         raise InputError(
             "users must have one id for each row: give as many ids as rows, in the same order",
@@ -156,40 +157,69 @@ def owners(users: Any, rows: int) -> tuple[Indices, int]:
     return number.astype(np.int64), len(names)
 
 
+def _array(users: Tensor) -> npt.NDArray[Any]:
+    """The ids as an array; NumPy has no bfloat16, which tells whole numbers up to 256 apart, nor other layouts."""
+    if users.dtype == torch.bfloat16 or users.layout != torch.strided or users.is_quantized or users.is_meta:
+        kind = ", ".join(str(one).removeprefix("torch.") for one in (users.dtype, users.layout, users.device.type))
+        raise InputError(f"users must be ids: whole numbers or texts; give a dense tensor of integers, not {kind}")
+    found: npt.NDArray[Any] = users.detach().cpu().numpy()
+    return found
+
+
 def _plain(users: Any) -> Any:
     """A list of numbers or a list of texts: NumPy would turn a mixture, or None, into texts or objects."""
-    if isinstance(users, str | bytes | Set | Mapping):
+    if isinstance(users, str | bytes | Set | Mapping) or not isinstance(users, Iterable):
         raise InputError(
             f"users must be a list or an array of ids, one for each row in order; got a {type(users).__name__}"
         )
     values = list(users)
-    kinds = {
-        str if isinstance(value, str) else int if isinstance(value, int | np.integer) else object for value in values
-    }
+    kinds = {_kind(value) for value in values}
     if len(kinds) > 1 or object in kinds:
         raise InputError("users must be ids: all whole numbers or all texts, without missing values")
     if str in kinds and any(value.endswith("\0") for value in values):  # NumPy drops these characters
         raise InputError("users must be ids: a text ends with a null character; remove it")
     found = np.asarray(values)
-    if int in kinds and found.dtype.kind not in "iub":  # NumPy makes floats of whole numbers beyond 64 bits
+    if int in kinds and found.dtype.kind not in "iu":  # NumPy makes floats of whole numbers beyond 64 bits
         raise InputError("users must be ids of at most 64 bits: give larger numbers as texts")
     return found
+
+
+def _kind(value: Any) -> type:
+    """bool, int, str, or object for what is no id; True and 1 would be one user."""
+    if isinstance(value, bool | np.bool_):
+        return bool
+    return str if isinstance(value, str) else int if isinstance(value, int | np.integer) else object
 
 
 def _check_floats(ids: npt.NDArray[Any]) -> None:
     """Refuses floats that are no whole numbers, or so large that different whole numbers are the same float."""
     if not np.array_equal(ids, np.round(ids)):  # also refuses NaN
         raise InputError("users must be ids: whole numbers or texts, without missing values; got fractions or NaN")
-    if len(ids) and not np.abs(ids).max() < 2.0 ** (np.finfo(ids.dtype).nmant + 1):
+    largest = float(np.abs(ids).max()) if len(ids) else 0.0
+    if not largest < 2.0 ** (np.finfo(ids.dtype).nmant + 1):
         raise InputError(
             f"users must be ids: {ids.dtype} can't tell whole numbers as large as these apart; give integers or texts"
         )
+    if may_have_been_single(ids):
+        raise InputError(
+            "users must be ids: these floats are as if they had been single precision once, which can't tell whole "
+            "numbers as large as these apart; give integers or texts"
+        )
+
+
+def may_have_been_single(ids: npt.NDArray[Any]) -> bool:
+    """Whether some floats are so large, and all so round, that a float32 may have merged the ids of different users.
+
+    From 2²⁴ on single precision has even numbers only, from 2²⁵ on multiples of four, and so on.
+    """
+    large = ids[np.abs(ids) >= 2.0**24]
+    return len(large) > 0 and bool((large.astype(np.float32) == large).all())
 
 
 def _check_texts(names: npt.NDArray[Any]) -> None:
     """Refuses texts that stand for a missing id, and different texts that look the same."""
     texts = [name.decode("utf8", "surrogateescape") if isinstance(name, bytes) else str(name) for name in names]
-    plain = [unicodedata.normalize("NFC", text).strip() for text in texts]
+    plain = [_looks(text) for text in texts]
     if any(text.lower() in _MISSING for text in plain):
         raise InputError(
             "users must be ids without missing values: a text is empty or a word for a missing value, and all rows "
@@ -197,6 +227,12 @@ def _check_texts(names: npt.NDArray[Any]) -> None:
         )
     if len(set(plain)) < len(plain):
         raise InputError(
-            "users must be ids: two texts differ only in surrounding blanks or in their Unicode form, so one user "
-            "would count as two; strip and normalise them (unicodedata.normalize)"
+            "users must be ids: two texts differ only in blanks around them, in invisible characters or in their "
+            "Unicode form, so one user would count as two; strip and normalise them (unicodedata.normalize)"
         )
+
+
+def _looks(text: str) -> str:
+    """The text without what can't be seen: wide and composed forms are one, and so are blanks of all kinds."""
+    shown = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
+    return shown.strip()

@@ -90,11 +90,21 @@ def relation_in_words(relation: str, unit: str) -> str:
     return RELATIONS.get(relation, "").format(unit=unit)
 
 
+def unit_in_words(plan: Mapping[str, Any]) -> str:
+    """Whose contribution the plan (as its to_dict()) protects, whatever the owner declares."""
+    if plan.get("unit") != "user":
+        return "one record of the dataset"
+    found = "one user of the dataset with all their rows"
+    for key, part in (("rows_per_user", "a step"), ("examples_per_user", "the training")):
+        if plan.get(key) is not None:
+            found += f", of which at most {plan[key]} take part in {part}"
+    return found
+
+
 def _unit(run: Run) -> str:
-    """Whose contribution is protected, as the owner declared it; otherwise the plan's unit."""
-    user = run.header.get("unit") == "user"
-    known = "one user of the dataset with all their rows" if user else "one record of the dataset"
-    return run.declaration.get("unit") or f"{known} (the recipe declares no unit)"
+    """Whose contribution is protected, and what that is in the owner's words."""
+    declared = run.declaration.get("unit")
+    return unit_in_words(run.header) + (f"; declared: {declared}" if declared else " (the recipe declares no unit)")
 
 
 def _promise(run: Run) -> str:

@@ -19,7 +19,7 @@ from sordino.errors import ClaimBroken
 from sordino.files import write_atomically
 from sordino.plan.attack import success_rate
 from sordino.plan.core import Plan
-from sordino.report.page import relation_in_words
+from sordino.report.page import relation_in_words, unit_in_words
 from sordino.report.reading import Run
 from sordino.runs.deployment import MISSING, registry_record
 from sordino.runs.verify import failed, verify
@@ -62,7 +62,7 @@ def card_fields(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "description": str(guarantee.get("sentence", "")).partition(" It assumes:")[0],
-        "privacy_unit": declared.get("unit") or _unit(plan),
+        "privacy_unit": _unit(plan, declared.get("unit")),
         "variant": "approximate DP (ε, δ)",
         "parameters": {"epsilon": run.epsilon, "epsilon_shown": up(run.epsilon), "delta": plan.delta},
         "adjacency": f"{plan.relation}: {relation_in_words(plan.relation, plan.unit)}",
@@ -211,23 +211,21 @@ def _sampling(fields: Mapping[str, Any]) -> str:
     return ", ".join([str(fields["name"]), *numbers])
 
 
-def _unit(plan: Plan) -> str:
+def _unit(plan: Plan, declared: str | None) -> str:
     """The unit that the plan protects; what a record is in the world only the owner can say."""
-    if plan.unit == "user":
-        most = plan.rows_per_user if plan.examples_per_user is None else plan.examples_per_user
-        part = "take part in a step" if plan.examples_per_user is None else "take part in the training"
-        return "one user with all their rows" + ("" if most is None else f", of which at most {most} {part}")
-    return f"one record of the data; what that is: {MISSING}"
+    known = unit_in_words(plan.to_dict())
+    if declared:
+        return f"{known}; declared: {declared}"
+    return known if plan.unit == "user" else f"{known}; what that is: {MISSING}"
 
 
 def _domain(plan: Plan) -> str:
-    counted = f"{plan.unit}s" if plan.examples_per_user is None else "rows"
-    return f"{plan.records} {counted} (a public constant of the plan)"
+    return f"{plan.records} {plan.counted}s (a public constant of the plan)"
 
 
 def _unprotected(run: Run, plan: Plan) -> list[str]:
     found = [
-        f"the number of {plan.unit}s, {plan.records}, and the divisor {plan.divisor:g}: public constants",
+        f"the number of {plan.counted}s, {plan.records}, and the divisor {plan.divisor:g}: public constants",
         "the test data, on which the metrics were measured",
         "the duration of the run",
     ]

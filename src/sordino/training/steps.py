@@ -18,6 +18,7 @@ gradients of step t+1 are computed at the weights after the caller has applied s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -308,6 +309,11 @@ def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
         raise Refused(
             "the plan's unit is a user, but the rows have no owners: give users=, one id for each row (otherwise each "
             "row would be protected as if it came from a different user)"
+        )
+    if plan.rows_per_user is not None and (dataset.rows_per_user or math.inf) > plan.rows_per_user:
+        raise Refused(
+            f"the plan says that at most {plan.rows_per_user} rows of a user form a record, and the dataset takes "
+            f"{'all' if dataset.rows_per_user is None else dataset.rows_per_user}: make it with the plan's number"
         )
     return dataset
 
