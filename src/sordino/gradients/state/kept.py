@@ -43,6 +43,7 @@ from sordino.gradients.state.marks import (
     MISSING,
     NUMBERS,
     content,
+    content_of,
     functions,
     has_hiding_name,
     hides,
@@ -65,22 +66,24 @@ _INTERNAL = frozenset(nn.Module().__dict__)
 class Taken:
     """The state of all objects that are reachable from the roots, at one moment."""
 
-    def __init__(self, roots: Sequence[Any], thorough: bool = False) -> None:
-        """thorough: also what is outside of the model and of the user's modules: libraries, open files."""
+    def __init__(self, roots: Sequence[Any], thorough: bool = False, reads: bool = False) -> None:
+        """thorough: also what is outside of the model and of the user's modules: libraries, open files. reads: values
+        may be read, so that empty tables of hooks and the content of small tensors count as well."""
         self._seen: dict[int, Any] = {}
-        # (module, attributes, registered)
-        self.modules: list[tuple[nn.Module, dict[str, Any], tuple[int, int, int]]] = []
+        self._seen_tensors: dict[int, Tensor] = {}
+        # (module, its class, attributes, registered)
+        self.modules: list[tuple[nn.Module, type, dict[str, Any], tuple[int, int, int]]] = []
         self.dicts: list[tuple[Any, Any, str]] = []
         self.slots: list[tuple[Any, str, Any]] = []
         self.lists: list[tuple[Any, Any, str]] = []
         self.long: list[tuple[Any, int, str]] = []
         self.arrays: list[tuple[Any, Any, str]] = []
         self.locked: list[Any] = []
-        self.tensors: list[tuple[Tensor, int, str]] = []
+        self.tensors: list[tuple[Tensor, int, int | None, str]] = []  # (tensor, version, content, name)
         self.variables: list[tuple[Any, str, Any]] = []  # of functions and classes: (holder, name, value)
         self.attributes: list[Any] = []  # of parameters and buffers
         self.generators: list[Any] = []
-        self.libraries = Libraries() if thorough else None
+        self.libraries, self._reads = Libraries() if thorough else None, thorough or reads
         self.seen: Seen
         self._files: OpenFiles | None = None
         self.restored = False  # whether the pass had left something in an attribute, a list or an object
@@ -105,9 +108,7 @@ class Taken:
             self.generators.append(obj)
             self._object(obj, name)
         elif isinstance(obj, Tensor):
-            if not isinstance(obj, nn.Parameter) and not obj.is_inference():
-                self.tensors.append((obj, obj._version, name))
-                self.variables.append((obj.__dict__, f"in {name}", mark(obj.__dict__)))
+            self._tensor(obj, name)
         elif isinstance(obj, np.ndarray):
             self._array(obj, name)
         elif isinstance(obj, (dict, list, set, deque)):
@@ -123,18 +124,35 @@ class Taken:
         elif isinstance(obj, (type, types.ModuleType)):
             return
         elif holds_values(kind):  # type: ignore[arg-type]
-            self.variables.append((obj, f"in {name}", mark(obj)))
+            self._marked(obj, name)
         elif _walked(kind):  # type: ignore[arg-type]
             self._object(obj, name)
+
+    def _tensor(self, t: Tensor, name: str) -> None:
+        if isinstance(t, nn.Parameter) or t.is_inference() or id(t) in self._seen_tensors:
+            return
+        self._seen_tensors[id(t)] = t
+        small = self._reads and t.numel() * t.element_size() <= LARGEST and not t.requires_grad
+        self.tensors.append((t, t._version, content_of(t) if small else None, name))
+        if t.__dict__:
+            self.variables.append((t.__dict__, f"in {name}", mark(t.__dict__)))
+
+    def _marked(self, obj: Any, name: str) -> None:
+        """What is reachable from an object is compared, and so is the content of tensors there."""
+        found: dict[int, Any] = {}
+        self.variables.append((obj, f"in {name}", mark(obj, None, found)))
+        for one in found.values():
+            if isinstance(one, Tensor):
+                self._tensor(one, name)
 
     def _module(self, module: nn.Module, name: str) -> None:
         held = module.__dict__
         self.modules.append(
-            (module, held.copy(), (len(module._parameters), len(module._buffers), len(module._modules)))
+            (module, type(module), held.copy(), (len(module._parameters), len(module._buffers), len(module._modules)))
         )
-        label = name or type(module).__name__
+        label, all_ = name or type(module).__name__, self._reads
         for key, value in held.items():
-            if type(value) not in _SKIPPED and (key not in _INTERNAL or (value and key not in _REGISTERED)):
+            if type(value) not in _SKIPPED and (key not in _INTERNAL or ((value or all_) and key not in _REGISTERED)):
                 self._waiting.append((value, f"{label}.{key}"))
         for table in (module._parameters, module._buffers) if module._parameters or module._buffers else ():
             found = [t.__dict__ for t in table.values() if t is not None]
@@ -205,6 +223,8 @@ class Taken:
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
             if not isinstance(value, NUMBERS):
                 self._variable(None, function.__name__, value)
+        if self.libraries is not None:
+            self._marked(function, function.__name__)
 
     def _elsewhere(self, value: Any, names: tuple[str, ...]) -> None:
         """Variables of a module or a class that a function with these names uses."""
@@ -218,8 +238,10 @@ class Taken:
             self._waiting.append((value, key))
         elif isinstance(value, NUMBERS) or value is MISSING:
             self.variables.append((holder, key, mark(value)))
-        elif not isinstance(value, Tensor):
-            self.variables.append((value, f"in {key}", mark(value)))
+        elif isinstance(value, Tensor):
+            self._tensor(value, key)
+        else:
+            self._marked(value, key)
 
     # afterwards
 
@@ -242,7 +264,9 @@ class Taken:
             if value is not MISSING and getattr(obj, key, MISSING) is not value:
                 self.restored = True
                 setattr(obj, key, value)
-        for module, values, registered in self.modules:
+        for module, kind, values, registered in self.modules:
+            if type(module) is not kind:
+                module.__class__, self.restored = kind, True
             if not _alike(module.__dict__, values):
                 _warn_of_counters(module, values)
                 self._restore(module.__dict__, values)
@@ -275,15 +299,15 @@ class Taken:
                     f"{name}: the forward pass writes to this array, which the model keeps, so the next batch would "
                     "see records without noise; make a new array in every pass"
                 )
-        for tensor, version, name in self.tensors:
-            if not tensor.is_inference() and tensor._version != version:
+        for tensor, version, known, name in self.tensors:
+            if tensor._version != version or (known is not None and content_of(tensor) != known):
                 yield (
                     f"{name}: the forward pass writes to this tensor, which the model keeps, so the next batch would "
                     "see records without noise; make a new tensor in every pass"
                 )
 
     def _registered(self) -> Iterator[str]:
-        for module, _, registered in self.modules:
+        for module, _, _, registered in self.modules:
             for held, known, kind in zip(_tables(module), registered, ("parameter", "buffer", "module"), strict=True):
                 if len(held) != known:
                     yield (
@@ -362,7 +386,7 @@ def put_back(roots: Sequence[Any], numbers: Numbers | None = None, thorough: boo
     if not roots:
         yield None
         return
-    taken = Taken(roots, thorough)
+    taken = Taken(roots, thorough, numbers is not None and numbers.needed)
     drawn = drawing(None, taken.generators) if numbers is None else numbers.drawing(taken.generators)
     try:
         with drawn, watching() as taken.seen:
