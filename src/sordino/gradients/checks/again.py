@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checks.attribution import TOLERANCE, check_rest
-from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, typical, wide
+from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, wide
+from sordino.gradients.checks.losses import typical
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take
 from sordino.gradients.shards import reading

@@ -24,9 +24,9 @@ from sordino.gradients.checks.interaction import (
     generator_of,
     in_double_of,
     losses_of,
-    typical,
     wide,
 )
+from sordino.gradients.checks.losses import typical
 from sordino.gradients.checks.neutral import Neutral
 from sordino.gradients.layers.convolution import Convolved
 from sordino.gradients.layers.mapped import SameProducts
