@@ -32,6 +32,7 @@ import torch
 from sordino.errors import Refused
 from sordino.gradients.checks.again import check_gradients
 from sordino.gradients.checks.attribution import Summed, check_attribution, check_lengths, compared, summed
+from sordino.gradients.checks.gates import check_behind_gates
 from sordino.gradients.checks.interaction import (
     EVERY,
     FEW,
@@ -167,6 +168,8 @@ class Assurance:
                 self.operations[made.operations] = self.programs[made.program]
                 if unseen and not tested:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program], moved)
+                if unseen or (first and not made.independent):
+                    check_behind_gates(setup, data, chunk.rows, self.batches, self.programs[made.program])
                 if made.stops and (unseen or new):
                     with nullcontext() if self.programs[made.program] else neutral():
                         lengths = _lengths_of_rows(chunk, made)

@@ -35,13 +35,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.state.generators import Numbers, drawing, is_generator
+from sordino.gradients.state.generators import GENERATORS, Numbers, drawing, is_generator
 from sordino.gradients.state.libraries import Libraries
 from sordino.gradients.state.marks import (
     LARGEST,
     LONGEST,
     MISSING,
     NUMBERS,
+    Collected,
     content,
     content_of,
     functions,
@@ -70,7 +71,6 @@ class Taken:
         """thorough: also what is outside of the model and of the user's modules: libraries, open files. reads: values
         may be read, so that empty tables of hooks and the content of small tensors count as well."""
         self._seen: dict[int, Any] = {}
-        self._seen_tensors: dict[int, Tensor] = {}
         # (module, its class, attributes, registered)
         self.modules: list[tuple[nn.Module, type, dict[str, Any], tuple[int, int, int]]] = []
         self.dicts: list[tuple[Any, Any, str]] = []
@@ -94,7 +94,6 @@ class Taken:
         if self.libraries is not None and self.libraries.everywhere:
             self.libraries.add_all()
         self._numbers = list(map(len, self.attributes))
-        self.variables += [(held, "in an attribute of a tensor", mark(held)) for held in self.attributes if held]
 
     def _visit(self, obj: Any, name: str) -> None:
         kind = type(obj)
@@ -129,21 +128,19 @@ class Taken:
             self._object(obj, name)
 
     def _tensor(self, t: Tensor, name: str) -> None:
-        if isinstance(t, nn.Parameter) or t.is_inference() or id(t) in self._seen_tensors:
+        if isinstance(t, nn.Parameter) or t.is_inference():
             return
-        self._seen_tensors[id(t)] = t
         small = self._reads and t.numel() * t.element_size() <= LARGEST and not t.requires_grad
         self.tensors.append((t, t._version, content_of(t) if small else None, name))
         if t.__dict__:
-            self.variables.append((t.__dict__, f"in {name}", mark(t.__dict__)))
+            self._marked(t.__dict__, name)
 
     def _marked(self, obj: Any, name: str) -> None:
         """What is reachable from an object is compared, and so is the content of tensors there."""
-        found: dict[int, Any] = {}
+        found = Collected()
         self.variables.append((obj, f"in {name}", mark(obj, None, found)))
-        for one in found.values():
-            if isinstance(one, Tensor):
-                self._tensor(one, name)
+        kinds = (Tensor, *GENERATORS)
+        self._waiting += [(one, name) for one in found.values() if isinstance(one, kinds) and id(one) not in self._seen]
 
     def _module(self, module: nn.Module, name: str) -> None:
         held = module.__dict__
@@ -158,6 +155,8 @@ class Taken:
             found = [t.__dict__ for t in table.values() if t is not None]
             self.attributes += found
             self.dicts += [(one, one.copy(), label) for one in found]
+            for one in filter(None, found):
+                self._marked(one, "an attribute of a tensor")
         self._class(type(module))
 
     def _object(self, obj: Any, name: str) -> None:
@@ -234,12 +233,10 @@ class Taken:
     def _variable(self, holder: Any, key: str, value: Any) -> None:
         """A variable that is not put back: what is reachable from it is compared."""
         self.hidden = self.hidden or hides(value)
-        if isinstance(value, (nn.Module, types.FunctionType, functools.partial)) or is_generator(value):
+        if isinstance(value, (nn.Module, Tensor, types.FunctionType, functools.partial)) or is_generator(value):
             self._waiting.append((value, key))
         elif isinstance(value, NUMBERS) or value is MISSING:
             self.variables.append((holder, key, mark(value)))
-        elif isinstance(value, Tensor):
-            self._tensor(value, key)
         else:
             self._marked(value, key)
 

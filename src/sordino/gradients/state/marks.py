@@ -64,11 +64,17 @@ _NAMES = (
 _HIDING_NAMES = frozenset((*_NAMES.split(), "Thread", "Timer", "DisableTorchFunction"))
 _IN_MEMORY = (bytearray, memoryview, array.array, mmap.mmap)
 _FOLLOWED = (functools._lru_cache_wrapper, type(functools.partial(int)))
-_ITERATORS = frozenset(type(iter(one)) for one in ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1)))
+_ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1))
+_ITERATORS = frozenset(type(iter(one)) for one in _ITERATED)
 _ITERATORS |= {enumerate, zip, map, filter, reversed, type(reversed([])), type(iter(int, 1))}
 
 
 _NOTHING = ("nothing",)  # the mark of a variable that does not exist
+
+
+class Collected(dict[int, Any]):
+    """The objects that were looked at for a mark, by their id. Random generators among them are put back
+    (``generators.py``), so their state is not part of the mark."""
 
 
 class Which(NamedTuple):
@@ -120,7 +126,7 @@ def mark(obj: Any, room: list[int] | None = None, seen: dict[int, Any] | None = 
         return [value for value in vars(obj).values() if isinstance(value, NUMBERS)]
     kind = type(obj)
     if is_generator(obj):
-        return pickle.dumps(state_of(obj))
+        return None if isinstance(seen, Collected) else pickle.dumps(state_of(obj))
     if isinstance(obj, type):
         return mark(_values_of(obj), room, seen) if is_own(obj.__module__) else None
     if holds_values(kind):  # type: ignore[arg-type]
@@ -268,7 +274,7 @@ def present(holder: Any, name: str) -> Any:
     if isinstance(holder, types.CellType):
         return mark(content(holder))
     if not name or name.startswith("in ") or name == "environ":
-        return mark(holder)
+        return mark(holder, None, Collected() if name.startswith("in ") else None)
     return mark((holder if isinstance(holder, dict) else vars(holder)).get(name, MISSING))
 
 
