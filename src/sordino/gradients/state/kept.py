@@ -35,6 +35,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sordino.errors import Refused
+from sordino.gradients.state import hooks
 from sordino.gradients.state.generators import GENERATORS, Numbers, drawing, is_generator
 from sordino.gradients.state.libraries import Libraries
 from sordino.gradients.state.marks import (
@@ -69,7 +70,7 @@ class Taken:
 
     def __init__(self, roots: Sequence[Any], thorough: bool = False, reads: bool = False) -> None:
         """thorough: also what is outside of the model and of the user's modules: libraries, open files. reads: values
-        may be read, so that empty tables of hooks and the content of small tensors count as well."""
+        may be read, so that the content of small tensors counts as well."""
         self._seen: dict[int, Any] = {}
         # (module, its class, attributes, registered)
         self.modules: list[tuple[nn.Module, type, dict[str, Any], tuple[int, int, int]]] = []
@@ -86,6 +87,7 @@ class Taken:
         self.libraries, self._reads = Libraries() if thorough else None, thorough or reads
         self.seen: Seen
         self._files: OpenFiles | None = None
+        self._hooks = hooks.counted()
         self.restored = False  # whether the pass had left something in an attribute, a list or an object
         self.hidden = False  # whether something may run where calls are not intercepted: in a thread, scripted
         self._waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
@@ -147,9 +149,9 @@ class Taken:
         self.modules.append(
             (module, type(module), held.copy(), (len(module._parameters), len(module._buffers), len(module._modules)))
         )
-        label, all_ = name or type(module).__name__, self._reads
+        label = name or type(module).__name__
         for key, value in held.items():
-            if type(value) not in _SKIPPED and (key not in _INTERNAL or ((value or all_) and key not in _REGISTERED)):
+            if type(value) not in _SKIPPED and (key not in _INTERNAL or (value and key not in _REGISTERED)):
                 self._waiting.append((value, f"{label}.{key}"))
         for table in (module._parameters, module._buffers) if module._parameters or module._buffers else ():
             found = [t.__dict__ for t in table.values() if t is not None]
@@ -270,6 +272,8 @@ class Taken:
             for held, known in zip(_tables(module), registered, strict=True):
                 for key in list(held)[known:] if len(held) > known else ():
                     del held[key]
+        if self._hooks != hooks.counted():
+            hooks.remove((module for module, *_ in self.modules), {id(obj) for obj, _, _ in self.dicts})
         return found[0] if found else None
 
     def _restore(self, held: Any, known: Mapping[Any, Any]) -> None:
