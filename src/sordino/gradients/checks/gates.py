@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.gradients.checks.interaction import Data, check_some, generator_of, losses_of
-from sordino.gradients.checks.neutral import neutral
+from sordino.gradients.checks.neutral import Draw, neutral
 from sordino.gradients.passes import Setup
 
 CLOSED = 5e-3
@@ -27,11 +27,14 @@ SAMPLED = 256
 """The number of a parameter's coordinates that are looked at."""
 
 
-def check_behind_gates(setup: Setup, data: Data, rows: int, number: int, still: bool) -> None:
+def check_behind_gates(
+    setup: Setup, data: Data, rows: int, number: int, still: bool, draws: Sequence[Draw] = ()
+) -> None:
     """Repeats `check_some` for all rows with other numbers in the parameters that are nearly zero, if there are any.
 
-    number: of the test, which decides the numbers. still: the program draws no random numbers. The parameters are as
-    before afterwards. A sharded model is not tested: its shards might not agree on what is nearly zero.
+    number: of the test, which decides the numbers. still: the program draws no random numbers. draws: those that may
+    decide which way it goes. The parameters are as before afterwards. A sharded model is not tested: its shards might
+    not agree on what is nearly zero.
 
     Raises:
         Refused: records interact there.
@@ -39,7 +42,7 @@ def check_behind_gates(setup: Setup, data: Data, rows: int, number: int, still: 
     gates = [] if setup.shards is not None else closed(setup.parameters)
     if not gates:
         return
-    with opened(gates, 64 * number + 40), nullcontext() if still else neutral():
+    with opened(gates, 64 * number + 40), nullcontext() if still else neutral(fixed=draws):
         try:
             base = losses_of(setup, data)
         except (ValueError, RuntimeError, ArithmeticError):  # the model does not run with these numbers

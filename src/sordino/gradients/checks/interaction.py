@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checks.losses import apart, hidden, scale_of
-from sordino.gradients.checks.neutral import Neutral
+from sordino.gradients.checks.neutral import Draw, Neutral, recorded, restart
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, check_losses, take, tensors, tree_map
 from sordino.gradients.shards import reading
@@ -232,11 +232,20 @@ def losses_of(setup: Setup, data: Data) -> Tensor:
 def _next_losses(setup: Setup, data: Data) -> Tensor:
     """The losses of a pass that sees what earlier ones left in Python objects."""
     leaves = () if setup.shards is None else setup.shards.groups[0]
+    restart()
     # gradients are enabled as in training: a model may query them, or attach hooks to its activations
     with torch.enable_grad(), reading(setup.shards, leaves):
         losses = setup.loss(call(setup.model, data[0]), data[1])
     check_losses(losses, len(next(tensors((data[1], data[0])))))
     return losses.detach()
+
+
+def decisive_draws(setup: Setup, data: Data, rows: int, began: Tensor | None) -> list[Draw]:
+    """The random numbers of a pass that are the same for all rows, and may have decided which way it went. began: the
+    state of torch's generator before it."""
+    half = torch.arange(max(1, rows // 2))
+    few = take(data[0], half, rows), take(data[1], half, rows)
+    return recorded(lambda whole: losses_of(setup, data if whole else few), began)
 
 
 def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:
