@@ -169,7 +169,7 @@ class Assurance:
                 tested = self._test(setup, data, chunk, made, new=first, due=due, larger=larger)
                 self.operations[made.operations] = still = self.programs[made.program]
                 draws = [] if still or not unseen else decisive_draws(setup, data, chunk.rows, self._began)
-                if unseen and not (tested and still):
+                if unseen and not (tested and (still or not (moved or made.numbers is not None))):
                     self._look(setup, data, chunk.rows, made, still, moved, draws)
                 if unseen or (first and not made.independent):
                     check_behind_gates(setup, data, chunk.rows, self.batches, still, draws)
