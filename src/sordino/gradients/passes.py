@@ -237,7 +237,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
     found: list[Pass] = []
     losses, memory = torch.empty(0), setup.memory
     for values, factor in iterates:
-        torchs = torch.get_rng_state()
+        torchs = memory.began = torch.get_rng_state()
         with put_back(setup.roots, memory.numbers, memory.numbers.needed) as state:
             if state is not None and state.libraries is not None:
                 memory.libraries = state.libraries

@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checks.attribution import TOLERANCE, check_rest
-from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, typical, wide
+from sordino.gradients.checks.interaction import ALIKE, Data, generator_of, in_double_of, wide
+from sordino.gradients.checks.losses import typical
+from sordino.gradients.checks.neutral import restart
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take
 from sordino.gradients.shards import reading
@@ -87,6 +89,7 @@ def _gap(setup: Setup, data: Data, rows: int, number: int, size: Tensor | None) 
 
 def _weighted(setup: Setup, data: Data, weight: Tensor, names: Sequence[str]) -> list[Tensor]:
     """Plain autograd's gradients of Σ w_i L_i for these parameters, in double precision."""
+    restart()
     with (
         Aside(setup.parameters),
         torch.enable_grad(),

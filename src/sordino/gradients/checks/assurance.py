@@ -28,10 +28,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients.checks.again import check_gradients
 from sordino.gradients.checks.attribution import Summed, check_attribution, check_lengths, compared, summed
+from sordino.gradients.checks.gates import check_behind_gates
 from sordino.gradients.checks.interaction import (
     EVERY,
     FEW,
@@ -39,12 +41,13 @@ from sordino.gradients.checks.interaction import (
     check_groups,
     check_places,
     check_some,
+    decisive_draws,
     fails_in_groups,
     generator_of,
     losses_of,
     refuse_other_losses,
 )
-from sordino.gradients.checks.neutral import Neutral, neutral
+from sordino.gradients.checks.neutral import Draw, Neutral, neutral
 from sordino.gradients.passes import Found, Pass, Setup
 from sordino.gradients.rows import Chunk, take, tensors
 from sordino.gradients.shards import reading
@@ -95,6 +98,7 @@ class Assurance:
         self._contents: list[int] | None = None
         self._settings: Any = None
         self._summed: Summed | None = None  # of a new program, until it is compared
+        self._began: Tensor | None = None  # torch's random numbers where the last pass began
 
     def room(self, chunk: Chunk) -> int:
         """The number of rows to which a chunk is padded: a multiple of about a sixteenth, if their number may matter.
@@ -126,7 +130,7 @@ class Assurance:
         It takes every row to be a record, with its full weight, at the present weights of the model; otherwise the
         comparison computes the gradients again. made: receives norms that the clipping needs as well.
         """
-        self._summed = None
+        self._summed, self._began = None, setup.memory.began
         if made.program in self.programs or chunk.rows < 2:
             return
         if chunk.slots is None and chunk.weight is None and made.again and setup.shards is None:
@@ -158,19 +162,20 @@ class Assurance:
             if chunk.rows < 2:
                 self._look(setup, data, chunk.rows, made, not _draws(setup, data), every=True)
             else:
-                # if only a length coincides with the batch's, the model computes what was tested before, and its number
-                # of rows is tested below; what could be misled are the engine's labels, which are compared
+                # if only a length coincides with the batch's, what could be misled are labels, which are compared
                 first = made.operations not in self.operations
                 if new:
                     self.programs[made.program] = self._attribute(setup, data, chunk, made, first)
                 tested = self._test(setup, data, chunk, made, new=first, due=due, larger=larger)
-                self.operations[made.operations] = self.programs[made.program]
-                if unseen and not tested:
-                    self._look(setup, data, chunk.rows, made, self.programs[made.program], moved)
+                self.operations[made.operations] = still = self.programs[made.program]
+                draws = [] if still or not unseen else decisive_draws(setup, data, chunk.rows, self._began)
+                if unseen and not (tested and (still or not (moved or made.numbers is not None))):
+                    self._look(setup, data, chunk.rows, made, still, moved, draws)
+                if unseen or (first and not made.independent):
+                    check_behind_gates(setup, data, chunk.rows, self.batches, still, draws)
                 if made.stops and (unseen or new):
-                    with nullcontext() if self.programs[made.program] else neutral():
-                        lengths = _lengths_of_rows(chunk, made)
-                        check_gradients(setup, data, chunk.rows, self.batches, lengths)
+                    with nullcontext() if still else neutral(fixed=draws):
+                        check_gradients(setup, data, chunk.rows, self.batches, _lengths_of_rows(chunk, made))
                 if first or due or larger:
                     give_back_freed_memory()
         if len(self._left) >= MOST_KNOWN:
@@ -248,14 +253,16 @@ class Assurance:
         known = self._courses.get(shapes)
         return known is None or known.course != made.course or not made.places <= known.drawn
 
-    def _look(self, setup: Setup, data: Data, rows: int, made: Found, still: bool, every: bool) -> None:
+    def _look(
+        self, setup: Setup, data: Data, rows: int, made: Found, still: bool, every: bool, draws: Sequence[Draw] = ()
+    ) -> None:
         """Computes rows again in smaller groups: their losses must be those of this batch.
 
         All rows for a program that has read values which no tested batch had, or if `every`; some rows for one that
-        knows a new number of rows. still: it draws no random numbers.
+        knows a new number of rows. still: it draws no random numbers. draws: those that may decide which way it goes.
         """
         self.looked += 1
-        with nullcontext() if still else neutral():
+        with nullcontext() if still else neutral(fixed=draws):
             known = made.losses if still and made.again else None
             check_some(setup, data, rows, known, self.batches, every or made.numbers is not None)
             if not made.proven and rows > 1 and rows not in self._sizes:
@@ -297,7 +304,7 @@ def _known_course(setup: Setup, data: Data, rows: int, made: Found) -> Known:
     return Known(made.course, drawn)
 
 
-def _lengths_of_rows(chunk: Chunk, made: Found) -> torch.Tensor | None:
+def _lengths_of_rows(chunk: Chunk, made: Found) -> Tensor | None:
     """For every row the norm of its record's gradient, if norms were computed; the last one for padding."""
     if not made.norms:
         return None

@@ -24,9 +24,9 @@ from sordino.gradients.checks.interaction import (
     generator_of,
     in_double_of,
     losses_of,
-    typical,
     wide,
 )
+from sordino.gradients.checks.losses import typical
 from sordino.gradients.checks.neutral import Neutral
 from sordino.gradients.layers.convolution import Convolved
 from sordino.gradients.layers.mapped import SameProducts
@@ -122,7 +122,7 @@ def check_attribution(setup: Setup, data: Data, rows: int, found: Gap | None = N
     finer = in_double_of(setup, data, lambda twin: _relative(_attribution_gap(twin, wide(data), rows)))
     if finer is not None and finer <= 1e-6:
         return gap.lengths
-    if gap.relative <= NARROW and _narrow(setup, data):
+    if gap.relative <= NARROW and gap.relative <= TOLERANCE.get(_narrowest(setup, data), NARROW):
         return gap.lengths
     raise Refused(
         f"{gap.parameter}: with random weights on the records the engine's gradient differs from autograd's; the "
@@ -131,23 +131,24 @@ def check_attribution(setup: Setup, data: Data, rows: int, found: Gap | None = N
     )
 
 
-class _Narrow(TorchFunctionMode):
-    """Whether a parameter or data is cast to half precision."""
+class _Narrowest(TorchFunctionMode):
+    """The narrowest type of numbers that a parameter or data is cast to."""
 
-    found: bool = False
+    kind: torch.dtype = torch.float64
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.found = self.found or (isinstance(out, Tensor) and out.dtype in (torch.bfloat16, torch.float16))
+        if isinstance(out, Tensor) and out.is_floating_point() and out.dtype.itemsize < self.kind.itemsize:
+            self.kind = out.dtype
         return out
 
 
-def _narrow(setup: Setup, data: Data) -> bool:
-    """Does the model itself compute in half precision (`weight.bfloat16()`)? Its copy in double precision does as well,
-    and decides nothing: gradients are rounded to eight bits, in another order by autograd."""
-    with _Narrow() as mode:
+def _narrowest(setup: Setup, data: Data) -> torch.dtype:
+    """In which precision does the model itself compute (`weight.bfloat16()`, norms in single precision)? Its copy in
+    double precision does as well, and decides nothing: gradients are rounded there, in another order by autograd."""
+    with _Narrowest() as mode:
         losses_of(setup, data)
-    return bool(mode.found)
+    return mode.kind  # type: ignore[no-any-return]
 
 
 def _relative(gap: Gap | None) -> float:

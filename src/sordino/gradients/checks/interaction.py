@@ -19,20 +19,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.checks.neutral import Neutral
+from sordino.gradients.checks.losses import apart, hidden, scale_of
+from sordino.gradients.checks.neutral import Draw, Neutral, recorded, restart
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, check_losses, take, tensors, tree_map
 from sordino.gradients.shards import reading
 from sordino.gradients.state.kept import put_back
 from sordino.gradients.state.left import refuse_kept_values
 from sordino.gradients.state.roots import roots_of
-from sordino.gradients.sums.memory import in_numpy
 from sordino.gradients.survey import survey
 
 Data = tuple[Any, Any]
@@ -42,8 +41,6 @@ EVERY: tuple[Changes, ...] = (("large", "zero"), ("ends", "copy"), ("missing",))
 FEW: tuple[Changes, ...] = (("large",),)
 ALIKE = 0.01
 """The largest relative difference between a model and its copy in double precision."""
-SMALL = 0.05
-"""Differences are never compared with a smaller loss than this, unless all are smaller."""
 ALONE = 16
 """The number of rows up to which each is computed alone, where all rows of a batch are tested."""
 _ROOM = 6  # if there are fewer rows, one is changed at a time
@@ -80,7 +77,12 @@ def check_groups(
         Refused: Losses differ.
     """
     fitting = _fitting(variants, rows)
-    _check(setup, data, lambda one, given, base: _grouped(one, given, rows, fitting, 64 * number, base, after), known)
+    doubtful = known is not None and hidden(known)
+
+    def furthest(one: Setup, given: Data, base: Tensor | None) -> float:
+        return _grouped(one, given, rows, fitting, 64 * number, base, after)
+
+    _check(setup, data, furthest, known, doubtful)
 
 
 def partitions(rows: int, purpose: int) -> list[list[Tensor]]:
@@ -120,17 +122,20 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
     some = [torch.unique(torch.cat([order[: rows // 4], torch.tensor([0, rows - 1])])).flip(0)]
     parts = [group for way in partitions(rows, 64 * number + 32) for group in way] if every else some
 
-    def apart(one: Setup, given: Data, base: Tensor | None) -> float:
+    def furthest(one: Setup, given: Data, base: Tensor | None) -> float:
         base = losses_of(one, given) if base is None else base
-        found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in parts]
-        return max(_apart(losses, base[group], typical(base)) for losses, group in found)
+        found, scale = (
+            [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in parts],
+            scale_of(base),
+        )
+        return max(apart(losses, base[group], scale) for losses, group in found)
 
-    _check(setup, data, apart, losses)
+    _check(setup, data, furthest, losses, losses is not None and hidden(losses))
 
 
 def refuse_other_losses(found: Tensor, known: Tensor) -> None:
     """Raises Refused if the losses of the same batch are not those that are known."""
-    if _apart(found, known, typical(known)) > 0.01:
+    if apart(found, known, scale_of(known)) > 0.01:
         raise Refused(
             "the losses of records are not the same when they are computed again, though no random numbers are drawn: "
             "records interact, or the model keeps something from one pass to the next; remove it"
@@ -175,15 +180,21 @@ def _fitting(variants: tuple[Changes, ...], rows: int) -> list[Changes]:
 
 
 def _check(
-    setup: Setup, data: Data, furthest: Callable[[Setup, Data, Tensor | None], float], known: Tensor | None = None
+    setup: Setup,
+    data: Data,
+    furthest: Callable[[Setup, Data, Tensor | None], float],
+    known: Tensor | None = None,
+    doubtful: bool = False,
 ) -> None:
-    """Raises Refused if losses move. known: the losses to compare with, if no pass has to be made for them."""
-    if known is not None and furthest(setup, data, known) <= _tolerance(setup):
+    """Raises Refused if losses move. known: the losses to compare with, if no pass has to be made for them. doubtful:
+    single precision may not show it, so that a copy in double precision is asked as well, if there can be one."""
+    if known is not None and not doubtful and furthest(setup, data, known) <= _tolerance(setup):
         return
     gap = furthest(setup, data, None)
-    if gap > _tolerance(setup):
+    moved = gap > _tolerance(setup)
+    if moved or doubtful:
         finer = in_double_of(setup, data, lambda twin: furthest(twin, wide(data), None))
-        if finer is None or finer > 1e-7:
+        if moved if finer is None else finer > 1e-7:
             raise _moved(gap if finer is None else finer)
     if known is not None:
         refuse_other_losses(losses_of(setup, data), known)
@@ -221,11 +232,20 @@ def losses_of(setup: Setup, data: Data) -> Tensor:
 def _next_losses(setup: Setup, data: Data) -> Tensor:
     """The losses of a pass that sees what earlier ones left in Python objects."""
     leaves = () if setup.shards is None else setup.shards.groups[0]
+    restart()
     # gradients are enabled as in training: a model may query them, or attach hooks to its activations
     with torch.enable_grad(), reading(setup.shards, leaves):
         losses = setup.loss(call(setup.model, data[0]), data[1])
     check_losses(losses, len(next(tensors((data[1], data[0])))))
     return losses.detach()
+
+
+def decisive_draws(setup: Setup, data: Data, rows: int, began: Tensor | None) -> list[Draw]:
+    """The random numbers of a pass that are the same for all rows, and may have decided which way it went. began: the
+    state of torch's generator before it."""
+    half = torch.arange(max(1, rows // 2))
+    few = take(data[0], half, rows), take(data[1], half, rows)
+    return recorded(lambda whole: losses_of(setup, data if whole else few), began)
 
 
 def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:
@@ -234,35 +254,13 @@ def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:
         return losses_of(setup, data)
 
 
-def _apart(found: Tensor, base: Tensor, typical: float) -> float:
-    """The largest difference between two vectors of losses, relative to the row's own loss or to a typical one, if that
-    is larger; infinite if only one is finite."""
-    a, b = in_numpy(found), in_numpy(base)
-    finite = np.isfinite(b)
-    if (np.isfinite(a) != finite).any():
-        return float("inf")
-    with np.errstate(over="ignore"):
-        gap = np.abs(a[finite] - b[finite]) / np.maximum(np.abs(b[finite]), max(typical, 1e-12))
-    return float(gap.max(initial=0.0))
-
-
-def typical(base: Tensor) -> float:
-    """A loss of which a quarter are at least as large, so that a few records with large losses hide no difference of
-    the others; not less than SMALL, where single precision rounds, unless all losses are smaller."""
-    values = in_numpy(base)
-    ordered = np.sort(np.abs(values[np.isfinite(values)]))
-    if not len(ordered):
-        return 1.0
-    return max(float(ordered[(3 * len(ordered) - 3) // 4]), min(float(ordered[-1]), SMALL))
-
-
 def _grouped(
     setup: Setup, data: Data, rows: int, variants: list[Changes], first: int, known: Tensor | None, after: bool
 ) -> float:
     """The largest relative change of a loss. Variants are computed in small groups until the model has accepted one
     completely, the others in two groups."""
     base = _alone(setup, data) if known is None else known
-    size, worst, small = typical(base), 0.0, True
+    size, worst, small = scale_of(base), 0.0, True
     number, todo = 0, list(variants)
     while todo:
         ways = todo.pop(0)
@@ -281,7 +279,7 @@ def _grouped(
                     raise fails_in_groups(error) from error
                 complete = False  # the model rejects the changed rows: a distribution or a solver checks its arguments
                 continue
-            worst = max(worst, _apart(found[others], base[part][others], size))
+            worst = max(worst, apart(found[others], base[part][others], size))
         if not complete:
             todo = [*([()] if small and () not in todo else []), *_one_by_one(ways), *todo]
         small = small and not complete
@@ -289,7 +287,7 @@ def _grouped(
         # the next test, in place, detects what these passes left behind in tensors: only its changed rows differ, and
         # the model can't know which they will be
         return worst
-    return max(worst, _apart(_after_another(setup, data), base, size))
+    return max(worst, apart(_after_another(setup, data), base, size))
 
 
 def _after_another(setup: Setup, data: Data) -> Tensor:
@@ -312,7 +310,7 @@ def _in_place(
     setup: Setup, data: Data, rows: int, variants: list[Changes], first: int, known: Tensor | None, still: bool
 ) -> float:
     base = _fixed(setup, data, still) if known is None else known
-    size, worst = typical(base), 0.0
+    size, worst = scale_of(base), 0.0
     number, todo, again = 0, list(variants), known is not None
     while todo:
         ways = todo.pop(0)
@@ -324,8 +322,8 @@ def _in_place(
             todo = [*_one_by_one(ways), *todo]
             continue
         others = ~torch.isin(torch.arange(rows), extreme)
-        worst, again = max(worst, _apart(found[others], base[others], size)), False
-    return worst if not again else max(worst, _apart(_fixed(setup, data, still), base, size))
+        worst, again = max(worst, apart(found[others], base[others], size)), False
+    return worst if not again else max(worst, apart(_fixed(setup, data, still), base, size))
 
 
 def _some_changed(data: Data, rows: int, ways: Changes, number: int) -> tuple[Tensor, Data, Tensor]:
@@ -381,7 +379,7 @@ def _alike(setup: Setup, twin: Setup, data: Data) -> bool:
     """Has the copy in double precision the same losses, up to rounding?"""
     with Neutral():
         single, double = losses_of(setup, data), losses_of(twin, wide(data))
-    return _apart(single, double, typical(double)) <= ALIKE
+    return apart(single, double, scale_of(double)) <= ALIKE
 
 
 def in_double(setup: Setup) -> Setup | None:

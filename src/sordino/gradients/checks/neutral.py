@@ -7,6 +7,10 @@ the largest weights of a multinomial draw, a shift by one for a permutation (so 
 Equal numbers hide effects that unequal ones have (``torch.randn(n).argsort()`` would move no row). So there is a second
 kind: each draw gets its own numbers, which are the same in every run and do not depend on earlier draws.
 
+A program may decide by a few numbers which way it goes (``if torch.randint(5, ()) == 3``), and equal numbers may never
+go there. So where values are read, draws that have few numbers, and the same shape for fewer rows, are those of the
+pass that is tested (`recorded`).
+
 Both replace numbers that an adversary does not know: the run's own, which are secret, so that a record may be assumed
 to keep its mask if another record is removed. Numbers of a generator that the model itself makes or seeds are known.
 They belong to a position in the batch, and removing a record shifts those of all later ones. So these are not replaced,
@@ -16,7 +20,7 @@ and are detected as an interaction if rows have numbers of their own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -168,13 +172,20 @@ def _drawn(func: Any, args: Any, kwargs: Any, number: int) -> Any:
         return func(*args, **kwargs)
 
 
+Draw = tuple[str, Tensor] | None
+"""The name of an operation that drew numbers, and its result; None for one that is not repeated."""
+MOST = 64
+"""Draws with more numbers are not repeated."""
+
+
 class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While this mode is active no operation draws random numbers. level, between 0 and 1: which values replace them;
-    None: each draw has its own random numbers, which are the same in every run."""
+    None: each draw has its own random numbers, which are the same in every run. fixed: the results of the first draws,
+    in order, as far as they are known. made: if it is a list, it receives all draws, and nothing is replaced."""
 
-    def __init__(self, level: float | None = 0.5) -> None:
+    def __init__(self, level: float | None = 0.5, fixed: Sequence[Draw] = (), made: list[Draw] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.level = level
+        self.level, self.fixed, self.made = level, fixed, made
         self.asked = False  # whether any value depended on the level
         self.drew = False  # whether anything would have been drawn, also inside attention
         self.draws = 0
@@ -184,7 +195,12 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Neutral:
         self._seed = torch.initial_seed()
         super().__enter__()  # type: ignore[no-untyped-call]
+        _active.append(self)
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        _active.remove(self)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A tape must not intercept torch's internal calls: torch recreates a view's node in the graph under a lock, and
@@ -202,8 +218,18 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.foreign = self.drew = True
             return func(*args, **kwargs)
         self.drew = True
+        self.draws += 1
+        if self.made is not None:
+            out = func(*args, **kwargs)
+            few = isinstance(out, Tensor) and out.numel() <= MOST
+            self.made.append((name, out.detach().clone()) if few else None)
+            return out
+        known = self.fixed[self.draws - 1] if self.draws <= len(self.fixed) else None
+        if known is not None and known[0] == name:
+            out = func(*args, **kwargs)
+            if isinstance(out, Tensor) and out.shape == known[1].shape:
+                return out.copy_(known[1])
         if self.level is None:
-            self.draws += 1
             return _drawn(func, args, kwargs, self.draws)
         if name in _NEUTRAL:
             self.asked = True
@@ -216,10 +242,36 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(a is not torch.default_generator for a in own) or torch.initial_seed() != self._seed
 
 
+def recorded(run: Callable[[bool], object], state: Tensor | None) -> list[Draw]:
+    """The draws of a pass that do not depend on its number of rows. run: makes the pass, with all of its rows or with
+    fewer. state: that of torch's generator when the pass began; None if it is not known."""
+    found: list[list[Draw]] = []
+    for whole in (True, False) if state is not None else ():
+        torch.set_rng_state(state)  # type: ignore[arg-type]
+        made: list[Draw] = []
+        try:
+            with Neutral(made=made):
+                run(whole)
+        except (ValueError, RuntimeError, IndexError, ArithmeticError):
+            return []
+        found.append(made)
+    pairs = zip(*found, strict=False) if found else ()
+    return [a if a and b and a[0] == b[0] and a[1].shape == b[1].shape else None for a, b in pairs]
+
+
+def restart() -> None:
+    """Called before a pass: its draws are counted from the first one."""
+    for mode in _active:
+        mode.draws = 0
+
+
+_active: list[Neutral] = []
+
+
 @contextmanager
-def neutral(level: float | None = 0.5) -> Iterator[Neutral]:
+def neutral(level: float | None = 0.5, fixed: Sequence[Draw] = ()) -> Iterator[Neutral]:
     """Runs a comparison under fixed numbers; if it fails and the model has its own generator, the message says so."""
-    with Neutral(level) as mode:
+    with Neutral(level, fixed) as mode:
         try:
             yield mode
         except Refused as error:

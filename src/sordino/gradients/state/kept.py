@@ -35,14 +35,17 @@ import numpy as np
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.state.generators import Numbers, drawing, is_generator
+from sordino.gradients.state import hooks
+from sordino.gradients.state.generators import GENERATORS, Numbers, drawing, is_generator
 from sordino.gradients.state.libraries import Libraries
 from sordino.gradients.state.marks import (
     LARGEST,
     LONGEST,
     MISSING,
     NUMBERS,
+    Collected,
     content,
+    content_of,
     functions,
     has_hiding_name,
     hides,
@@ -65,24 +68,26 @@ _INTERNAL = frozenset(nn.Module().__dict__)
 class Taken:
     """The state of all objects that are reachable from the roots, at one moment."""
 
-    def __init__(self, roots: Sequence[Any], thorough: bool = False) -> None:
-        """thorough: also what is outside of the model and of the user's modules: libraries, open files."""
+    def __init__(self, roots: Sequence[Any], thorough: bool = False, reads: bool = False) -> None:
+        """thorough: also what is outside of the model and of the user's modules: libraries, open files. reads: values
+        may be read, so that the content of small tensors counts as well."""
         self._seen: dict[int, Any] = {}
-        # (module, attributes, registered)
-        self.modules: list[tuple[nn.Module, dict[str, Any], tuple[int, int, int]]] = []
+        # (module, its class, attributes, registered)
+        self.modules: list[tuple[nn.Module, type, dict[str, Any], tuple[int, int, int]]] = []
         self.dicts: list[tuple[Any, Any, str]] = []
         self.slots: list[tuple[Any, str, Any]] = []
         self.lists: list[tuple[Any, Any, str]] = []
         self.long: list[tuple[Any, int, str]] = []
         self.arrays: list[tuple[Any, Any, str]] = []
         self.locked: list[Any] = []
-        self.tensors: list[tuple[Tensor, int, str]] = []
+        self.tensors: list[tuple[Tensor, int, int | None, str]] = []  # (tensor, version, content, name)
         self.variables: list[tuple[Any, str, Any]] = []  # of functions and classes: (holder, name, value)
         self.attributes: list[Any] = []  # of parameters and buffers
         self.generators: list[Any] = []
-        self.libraries = Libraries() if thorough else None
+        self.libraries, self._reads = Libraries() if thorough else None, thorough or reads
         self.seen: Seen
         self._files: OpenFiles | None = None
+        self._hooks = hooks.counted()
         self.restored = False  # whether the pass had left something in an attribute, a list or an object
         self.hidden = False  # whether something may run where calls are not intercepted: in a thread, scripted
         self._waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
@@ -91,7 +96,6 @@ class Taken:
         if self.libraries is not None and self.libraries.everywhere:
             self.libraries.add_all()
         self._numbers = list(map(len, self.attributes))
-        self.variables += [(held, "in an attribute of a tensor", mark(held)) for held in self.attributes if held]
 
     def _visit(self, obj: Any, name: str) -> None:
         kind = type(obj)
@@ -105,9 +109,7 @@ class Taken:
             self.generators.append(obj)
             self._object(obj, name)
         elif isinstance(obj, Tensor):
-            if not isinstance(obj, nn.Parameter) and not obj.is_inference():
-                self.tensors.append((obj, obj._version, name))
-                self.variables.append((obj.__dict__, f"in {name}", mark(obj.__dict__)))
+            self._tensor(obj, name)
         elif isinstance(obj, np.ndarray):
             self._array(obj, name)
         elif isinstance(obj, (dict, list, set, deque)):
@@ -123,14 +125,29 @@ class Taken:
         elif isinstance(obj, (type, types.ModuleType)):
             return
         elif holds_values(kind):  # type: ignore[arg-type]
-            self.variables.append((obj, f"in {name}", mark(obj)))
+            self._marked(obj, name)
         elif _walked(kind):  # type: ignore[arg-type]
             self._object(obj, name)
+
+    def _tensor(self, t: Tensor, name: str) -> None:
+        if isinstance(t, nn.Parameter) or t.is_inference():
+            return
+        small = self._reads and t.numel() * t.element_size() <= LARGEST and not t.requires_grad
+        self.tensors.append((t, t._version, content_of(t) if small else None, name))
+        if t.__dict__:
+            self._marked(t.__dict__, name)
+
+    def _marked(self, obj: Any, name: str) -> None:
+        """What is reachable from an object is compared, and so is the content of tensors there."""
+        found = Collected()
+        self.variables.append((obj, f"in {name}", mark(obj, None, found)))
+        kinds = (Tensor, *GENERATORS)
+        self._waiting += [(one, name) for one in found.values() if isinstance(one, kinds) and id(one) not in self._seen]
 
     def _module(self, module: nn.Module, name: str) -> None:
         held = module.__dict__
         self.modules.append(
-            (module, held.copy(), (len(module._parameters), len(module._buffers), len(module._modules)))
+            (module, type(module), held.copy(), (len(module._parameters), len(module._buffers), len(module._modules)))
         )
         label = name or type(module).__name__
         for key, value in held.items():
@@ -140,6 +157,8 @@ class Taken:
             found = [t.__dict__ for t in table.values() if t is not None]
             self.attributes += found
             self.dicts += [(one, one.copy(), label) for one in found]
+            for one in filter(None, found):
+                self._marked(one, "an attribute of a tensor")
         self._class(type(module))
 
     def _object(self, obj: Any, name: str) -> None:
@@ -205,6 +224,8 @@ class Taken:
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
             if not isinstance(value, NUMBERS):
                 self._variable(None, function.__name__, value)
+        if self.libraries is not None:
+            self._marked(function, function.__name__)
 
     def _elsewhere(self, value: Any, names: tuple[str, ...]) -> None:
         """Variables of a module or a class that a function with these names uses."""
@@ -214,12 +235,12 @@ class Taken:
     def _variable(self, holder: Any, key: str, value: Any) -> None:
         """A variable that is not put back: what is reachable from it is compared."""
         self.hidden = self.hidden or hides(value)
-        if isinstance(value, (nn.Module, types.FunctionType, functools.partial)) or is_generator(value):
+        if isinstance(value, (nn.Module, Tensor, types.FunctionType, functools.partial)) or is_generator(value):
             self._waiting.append((value, key))
         elif isinstance(value, NUMBERS) or value is MISSING:
             self.variables.append((holder, key, mark(value)))
-        elif not isinstance(value, Tensor):
-            self.variables.append((value, f"in {key}", mark(value)))
+        else:
+            self._marked(value, key)
 
     # afterwards
 
@@ -242,13 +263,17 @@ class Taken:
             if value is not MISSING and getattr(obj, key, MISSING) is not value:
                 self.restored = True
                 setattr(obj, key, value)
-        for module, values, registered in self.modules:
+        for module, kind, values, registered in self.modules:
+            if type(module) is not kind:
+                module.__class__, self.restored = kind, True
             if not _alike(module.__dict__, values):
                 _warn_of_counters(module, values)
                 self._restore(module.__dict__, values)
             for held, known in zip(_tables(module), registered, strict=True):
                 for key in list(held)[known:] if len(held) > known else ():
                     del held[key]
+        if self._hooks != hooks.counted():
+            hooks.remove((module for module, *_ in self.modules), {id(obj) for obj, _, _ in self.dicts})
         return found[0] if found else None
 
     def _restore(self, held: Any, known: Mapping[Any, Any]) -> None:
@@ -275,15 +300,15 @@ class Taken:
                     f"{name}: the forward pass writes to this array, which the model keeps, so the next batch would "
                     "see records without noise; make a new array in every pass"
                 )
-        for tensor, version, name in self.tensors:
-            if not tensor.is_inference() and tensor._version != version:
+        for tensor, version, known, name in self.tensors:
+            if tensor._version != version or (known is not None and content_of(tensor) != known):
                 yield (
                     f"{name}: the forward pass writes to this tensor, which the model keeps, so the next batch would "
                     "see records without noise; make a new tensor in every pass"
                 )
 
     def _registered(self) -> Iterator[str]:
-        for module, _, registered in self.modules:
+        for module, _, _, registered in self.modules:
             for held, known, kind in zip(_tables(module), registered, ("parameter", "buffer", "module"), strict=True):
                 if len(held) != known:
                     yield (
@@ -362,7 +387,7 @@ def put_back(roots: Sequence[Any], numbers: Numbers | None = None, thorough: boo
     if not roots:
         yield None
         return
-    taken = Taken(roots, thorough)
+    taken = Taken(roots, thorough, numbers is not None and numbers.needed)
     drawn = drawing(None, taken.generators) if numbers is None else numbers.drawing(taken.generators)
     try:
         with drawn, watching() as taken.seen:

@@ -14,17 +14,14 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import gc
 import operator
 import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
 from sordino.gradients.state.marks import MISSING, is_own, mark, names_in, without_tensors
+from sordino.gradients.state.settings import settings
 
 _ANY_NAME = "setattr delattr __setattr__ __delattr__ __dict__ vars update setdefault setitem"
 _ANY_PLACE = """
@@ -58,7 +55,7 @@ class Libraries:
         self._whole: dict[int, tuple[Any, dict[str, Any], bool]] = {}
         self._some: list[tuple[Any, str, Any]] = []
         self._names: set[str] = set()
-        self._settings = _settings()
+        self._settings = settings()
         self._modules: frozenset[str] | None = None
         self.everywhere = False  # whether a function may set an attribute anywhere
 
@@ -97,7 +94,7 @@ class Libraries:
 
     def changed(self) -> str | None:
         """An attribute that has another value now, by the name of its holder and its own; or a setting."""
-        if (now := _settings()) != self._settings:
+        if (now := settings()) != self._settings:
             return "a setting of " + next(name for name, value in now.items() if value != self._settings[name])
         loaded = () if self._modules is None else sys.modules.keys() - self._modules
         for name in loaded:
@@ -119,21 +116,6 @@ class Libraries:
                 if now is not before and _counts(key, before, now, named=key in self._names):
                     return f"{_name(holder)}.{key}"
         return None
-
-
-def _settings() -> dict[str, Any]:
-    """Settings of the process that a pass could change and a later one ask for."""
-    return {
-        "Python": (sys.getrecursionlimit(), sys.getswitchinterval(), gc.get_threshold(), gc.isenabled()),
-        "numpy": np.geterr(),
-        "torch": (
-            torch.get_num_threads(),
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_anomaly_enabled(),
-        ),
-    }
 
 
 def _named(function: types.FunctionType, names: frozenset[str]) -> Iterator[Any]:

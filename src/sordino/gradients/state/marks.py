@@ -1,8 +1,9 @@
 """Marks of Python objects: what is compared before and after a pass where nothing can be put back.
 
-A mark contains the numbers and texts that are reachable from an object through containers, attributes and the state of
-Python's own objects that hold values (queues, buffers in memory, generators, caches). It does not contain modules
-and functions, which ``kept.py`` handles; of tensors it contains the identity only, of open files the position.
+A mark contains the numbers and texts that are reachable from an object through containers, attributes, what functions
+have closed over, and the state of Python's own objects that hold values (queues, buffers in memory, generators,
+iterators, locks, caches). It does not contain modules, which ``kept.py`` handles; of tensors it contains the identity
+only (their content is compared there), of open files the position.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dis
 import functools
 import gc
 import io
+import logging
 import mmap
 import os
 import pickle
@@ -20,6 +22,7 @@ import sqlite3
 import sys
 import threading
 import types
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -31,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients.state.generators import is_generator, state_of
+from sordino.gradients.sums.memory import checksum
 
 _PACKAGES = """
     torch torchvision torchaudio sordino numpy scipy sklearn pandas transformers timm peft diffusers einops safetensors
@@ -49,7 +53,7 @@ MOST = 4096
 # modules of Python whose objects hold values for their user; loggers, locks and paths change by themselves
 _MODULES = """
     collections argparse queue _queue array ctypes _thread threading weakref itertools _io mmap sqlite3 multiprocessing
-    shelve dbm _dbm _gdbm tempfile
+    shelve dbm _dbm _gdbm tempfile _asyncio contextlib
 """
 _HOLDING = frozenset(_MODULES.split())
 # what runs where calls are not intercepted, as objects and as names
@@ -60,9 +64,17 @@ _NAMES = (
 _HIDING_NAMES = frozenset((*_NAMES.split(), "Thread", "Timer", "DisableTorchFunction"))
 _IN_MEMORY = (bytearray, memoryview, array.array, mmap.mmap)
 _FOLLOWED = (functools._lru_cache_wrapper, type(functools.partial(int)))
+_ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1))
+_ITERATORS = frozenset(type(iter(one)) for one in _ITERATED)
+_ITERATORS |= {enumerate, zip, map, filter, reversed, type(reversed([])), type(iter(int, 1))}
 
 
 _NOTHING = ("nothing",)  # the mark of a variable that does not exist
+
+
+class Collected(dict[int, Any]):
+    """The objects that were looked at for a mark, by their id. Random generators among them are put back
+    (``generators.py``), so their state is not part of the mark."""
 
 
 class Which(NamedTuple):
@@ -81,6 +93,7 @@ def is_own(name: str | None) -> bool:
 def holds_values(kind: Any) -> bool:
     """Is it a class of Python's own whose objects hold values that can't be put back?"""
     simple = kind in (*_IN_MEMORY, *_FOLLOWED, io.BytesIO, io.StringIO, contextvars.ContextVar, types.GeneratorType)
+    simple = simple or kind in _ITERATORS or issubclass(kind, (logging.Logger, torch.UntypedStorage))
     return simple or kind.__module__.partition(".")[0] in _HOLDING or kind.__module__ == "_ctypes"
 
 
@@ -92,20 +105,28 @@ def mark(obj: Any, room: list[int] | None = None, seen: dict[int, Any] | None = 
         return _NOTHING
     room, seen = [MOST] if room is None else room, {} if seen is None else seen
     if isinstance(obj, Tensor):
+        seen[id(obj)] = obj
         return Which(id(obj))
-    if isinstance(obj, (nn.Module, types.FunctionType, types.ModuleType)) or id(obj) in seen or room[0] < 0:
+    if isinstance(obj, (nn.Module, types.ModuleType)) or id(obj) in seen or room[0] < 0:
         return None
     seen[id(obj)] = obj
     room[0] -= 1
+    if isinstance(obj, types.FunctionType):
+        return _of_function(obj, room, seen) if is_own(obj.__module__) else None
+    if isinstance(obj, types.MethodType):
+        return [mark(obj.__self__, room, seen), mark(obj.__func__, room, seen)]
     if isinstance(obj, np.ndarray):
-        return obj.tobytes() if obj.nbytes <= LARGEST and not obj.dtype.hasobject else None
+        small = obj.tobytes() if obj.nbytes <= LARGEST and not obj.dtype.hasobject else None
+        return mark(obj.tolist(), room, seen) if obj.dtype.hasobject and obj.size <= LONGEST else small
     if isinstance(obj, Mapping) and isinstance(obj, (dict, types.MappingProxyType)):
         return _marks(((mark(key), value) for key, value in obj.items()), len(obj), room, seen)
     if isinstance(obj, (list, tuple, set, frozenset, deque)):
         return _marks(((None, value) for value in obj), len(obj), room, seen)
+    if isinstance(obj, logging.Logger):  # its cache changes by itself
+        return [value for value in vars(obj).values() if isinstance(value, NUMBERS)]
     kind = type(obj)
     if is_generator(obj):
-        return pickle.dumps(state_of(obj))
+        return None if isinstance(seen, Collected) else pickle.dumps(state_of(obj))
     if isinstance(obj, type):
         return mark(_values_of(obj), room, seen) if is_own(obj.__module__) else None
     if holds_values(kind):  # type: ignore[arg-type]
@@ -115,10 +136,19 @@ def mark(obj: Any, room: list[int] | None = None, seen: dict[int, Any] | None = 
     return [mark(getattr(obj, "__dict__", None), room, seen), *(mark(v, room, seen) for v in _slotted(obj))]
 
 
+def _of_function(function: types.FunctionType, room: list[int], seen: dict[int, Any]) -> Any:
+    """What a function of the user holds besides its code."""
+    cells = [mark(content(cell), room, seen) for cell in function.__closure__ or ()]
+    held = (function.__defaults__, function.__kwdefaults__, function.__dict__, function.__doc__)
+    return [*cells, *(mark(one, room, seen) for one in held)]
+
+
 def without_tensors(found: Any) -> Any:
-    """The mark without tensors and the keys at which they are: a cache of masks, for example."""
+    """The mark without tensors and the keys at which they are: a cache of masks, for example. Of lists the length
+    remains."""
     if isinstance(found, list):
         kept = ((part[0], without_tensors(part[1])) if type(part) is tuple else without_tensors(part) for part in found)
+        kept = ((None, None) if part == (None, MISSING) else part for part in kept)
         return [part for part in kept if part is not MISSING and not (type(part) is tuple and part[1] is MISSING)]
     return MISSING if isinstance(found, Which) else found
 
@@ -131,10 +161,13 @@ def _marks(items: Iterator[tuple[Any, Any]], length: int, room: list[int], seen:
 
 def _values_of(cls: type) -> dict[str, Any]:
     skipped = (types.FunctionType, staticmethod, classmethod, property)
-    return {key: value for key, value in vars(cls).items() if not (key.startswith("__") or isinstance(value, skipped))}
+    shown = ("__doc__", "__annotations__")
+    found = ((key, value) for key, value in vars(cls).items() if key in shown or not key.startswith("__"))
+    return {key: value for key, value in found if not isinstance(value, skipped)}
 
 
 def _inside(obj: Any, room: list[int], seen: dict[int, Any]) -> Any:
+    kind = type(obj)
     if isinstance(obj, _IN_MEMORY) or type(obj).__module__ in ("_ctypes", "ctypes"):
         try:
             content = memoryview(obj)
@@ -142,7 +175,13 @@ def _inside(obj: Any, room: list[int], seen: dict[int, Any]) -> Any:
             return None
         return content.tobytes() if content.nbytes <= LARGEST else content.nbytes
     if isinstance(obj, (io.BytesIO, io.StringIO)):
-        return None if obj.closed else obj.getvalue()
+        return None if obj.closed else (obj.tell(), obj.getvalue())
+    if isinstance(obj, torch.UntypedStorage):
+        return bytes(obj) if obj.nbytes() <= LONGEST else None
+    if kind.__module__ == "_thread" and kind.__name__ in ("lock", "RLock"):
+        return repr(obj)  # whether it is held
+    if kind in _ITERATORS or kind.__module__ == "itertools":
+        return mark(_reduced(obj), room, seen)
     if isinstance(obj, io.IOBase):
         return _position(obj)
     if isinstance(obj, sqlite3.Connection):
@@ -157,11 +196,21 @@ def _inside(obj: Any, room: list[int], seen: dict[int, Any]) -> Any:
     return [mark(one, room, seen) for one in gc.get_referents(obj) if not isinstance(one, type)]
 
 
+def _reduced(iterator: Any) -> Any:
+    """An iterator's own description of where it is, or what it refers to."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return iterator.__reduce__()
+    except (TypeError, AttributeError):
+        return gc.get_referents(iterator)
+
+
 def _position(file: Any) -> int | None:
-    """Where the next byte is written; None for what is not written to, and for the output of the process."""
+    """Where the next byte is read or written; None for the output of the process."""
     try:
         shown = file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-        return None if shown or not file.writable() else int(file.tell())
+        return None if shown else int(file.tell())
     except (OSError, ValueError):  # it is closed, or a pipe
         return None
 
@@ -225,8 +274,14 @@ def present(holder: Any, name: str) -> Any:
     if isinstance(holder, types.CellType):
         return mark(content(holder))
     if not name or name.startswith("in ") or name == "environ":
-        return mark(holder)
+        return mark(holder, None, Collected() if name.startswith("in ") else None)
     return mark((holder if isinstance(holder, dict) else vars(holder)).get(name, MISSING))
+
+
+def content_of(t: Tensor) -> int | None:
+    """A checksum of a tensor's values, which writes without a new version change as well."""
+    plain = t.layout == torch.strided and t.is_cpu and not t.is_quantized
+    return checksum(t) if plain else None
 
 
 def content(cell: types.CellType) -> Any:

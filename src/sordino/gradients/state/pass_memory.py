@@ -26,6 +26,7 @@ class PassMemory:
         self.numbers = Numbers()  # of Python's and numpy's generators
         self.libraries = Libraries()  # as they were before the last pass in which they were compared
         self.state: Taken | None = None  # of Python's objects before the last pass
+        self.began: Tensor | None = None  # the state of torch's generator before the last pass
         self.real = 0  # the rows of the pass that are records, one each, and no padding; 0 if that is not known
         self.left = False  # whether a pass that asked for the number of rows changed anything outside of the model
         self.graded = False  # whether the losses of any pass depended on a parameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -115,3 +115,19 @@ def check_held(use: Use) -> None:
                 f"{use.label}: its input was modified in place after the call; "
                 "use the out-of-place version of the operation that follows (for example inplace=False)"
             )
+
+
+class ModuleState(Protocol):
+    """What a tape may query about tensors whose creation it did not intercept."""
+
+    def constant(self, t: Tensor) -> bool:
+        """Did it exist before the pass, and is it the same for all rows?"""
+
+    def registered(self, t: Tensor) -> bool:
+        """Is it a parameter or a buffer of the model or its loss?"""
+
+    def open(self, t: Tensor) -> None:
+        """Python gets access to its memory."""
+
+    def wrote(self, t: Tensor) -> None:
+        """An operation wrote to it; it had no label before. Raises Refused if its memory is that of the model."""

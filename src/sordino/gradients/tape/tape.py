@@ -24,7 +24,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,10 @@ from sordino.gradients.labels.flow import argument, flat, replace
 from sordino.gradients.labels.lineage import MANY, ROWS, Axis, Lineage, Many, permuted
 from sordino.gradients.labels.vocabulary import ASKS, OPENS, SETS_CONTENT, SETS_GRAD, SIZES, kind_of, writes
 from sordino.gradients.sums.standardisation import Pull
+from sordino.gradients.tape.beneath import any_own, depth, own_code, refuse_mode, unknown
 from sordino.gradients.tape.layout import Layout, layout_of
 from sordino.gradients.tape.refusals import trained_in_a_pass
-from sordino.gradients.tape.slots import Slot, Use, describe, hold, not_implemented, pulling_back
+from sordino.gradients.tape.slots import ModuleState, Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.tape.taps import TOKEN, Stand, Tap, once
 
 # the modules through which torch passes a call of Tensor.__len__ to a mode
@@ -56,22 +57,6 @@ class Rulebook:
     apply: Callable[[Tape, Any, Any, Any, bool], Any]
     adopt: Callable[[Tape, Tensor], bool]
     guards: Mapping[Any, Callable[[Tape, Any, Any, Any], None]]
-
-
-class ModuleState(Protocol):
-    """What a tape may query about tensors whose creation it did not intercept."""
-
-    def constant(self, t: Tensor) -> bool:
-        """Did it exist before the pass, and is it the same for all rows?"""
-
-    def registered(self, t: Tensor) -> bool:
-        """Is it a parameter or a buffer of the model or its loss?"""
-
-    def open(self, t: Tensor) -> None:
-        """Python gets access to its memory."""
-
-    def wrote(self, t: Tensor) -> None:
-        """An operation wrote to it; it had no label before. Raises Refused if its memory is that of the model."""
 
 
 class Tape(TorchFunctionMode):
@@ -95,6 +80,7 @@ class Tape(TorchFunctionMode):
         self.program: list[Any] = []  # the operations in order, without those that a rule performs
         self.halted = False  # whether an operation without gradients (no_grad) had arguments that have one
         self._inside = 0  # nesting depth of running rules
+        self._depth, self._own = depth(), False  # whether a constant defines the operation on it itself
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = TOKEN
         self._slots: dict[int, Slot] = {}
@@ -148,7 +134,9 @@ class Tape(TorchFunctionMode):
         """Inputs and targets: dimension 0 contains the rows."""
         self.course.given(flat(tree))
         for t in flat(tree):
-            if t.ndim:
+            if own_code(type(t)):
+                unknown(self.book, t)
+            elif t.ndim:
                 self.book.put(t, ROWS)
             else:
                 self.book.note(t)
@@ -291,6 +279,7 @@ class Tape(TorchFunctionMode):
         """For a tensor whose creation was not intercepted: with a gradient it is data whose rows are not known. Without
         one no gradient can reach a parameter through it: it is a constant, though it may contain values that were read
         from data."""
+        self._own = self._own or (type(t) is not Tensor and own_code(type(t)))
         if t.requires_grad:
             self.book.hidden(t)
             return True
@@ -309,8 +298,12 @@ class Tape(TorchFunctionMode):
         if func == _SET_HOOKS:  # torch calls this under a lock while it wraps a tensor: no query of it is allowed here
             self.book.hooked = self.book.hooked or args[1] is not None
             return func(*args, **kwargs)
+        if depth() != self._depth:
+            refuse_mode()
         before: list[Before] = []
+        self._own = bool(types) and any_own(types)
         slotted, data = self._seen((*args, *kwargs.values()) if kwargs else args, before)
+        own = self._own and data
         if not self._inside:
             self.program.append(func)
             if not torch.is_grad_enabled():
@@ -342,6 +335,8 @@ class Tape(TorchFunctionMode):
             if data:
                 self.book.failed()
             raise
+        if own:
+            unknown(self.book, out)
         for t in self.book.written(before, data):
             self.held.wrote(t)
         if verdict is not None:
