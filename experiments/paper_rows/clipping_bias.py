@@ -37,7 +37,8 @@ def _noise() -> str:
 
 
 def _columns(part: str, *columns: str) -> str:
-    rows = {r["column"]: r for r in read(f"clipping_bias_{part}.json")["table"]}
+    """Columns at the first ε of the file."""
+    rows = {r["column"]: r for r in reversed(read(f"clipping_bias_{part}.json")["table"])}
     found = [f"{name}: {100 * rows[name]['mean']:.1f} ({rows[name]['seeds']})" for name in columns if name in rows]
     return "; ".join(found) or "not run yet"
 
