@@ -161,7 +161,7 @@ ROWS = (
             f"{_hidden_table1('cifar10')}; composition on other features (patches), add/remove: "
             f"{_compared('compare_cifar10', 'patches, linear', 3.0)}"
         ),
-        "2,187 of the 15,552 scattering features, group normalisation; the paper's settings (dynamics: 100 epochs), and "
+        "2,187 of the 15,552 scattering features, group normalisation; the paper's settings (dynamics: 100 epochs) and "
         "ours of Fashion-MNIST; the hidden state's controls are the rows of replace-one: the paper compares it with "
         "DP-SGD at the same ε of add/remove",
     ),
