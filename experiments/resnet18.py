@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al. 2016) as for ImageNet, with GroupNorm instead of BatchNorm; weights drawn at random.
+"""ResNet-18 (He et al. 2016) as for ImageNet, with GroupNorm instead of BatchNorm; weights drawn at random, as timm's.
 
 On images of 32×32 pixels its first convolution and its pooling leave 8×8 positions, and its last stage has one. So a
 record takes a fifteenth of the operations of the variant with a 3×3 convolution and no pooling in front.
@@ -37,7 +37,7 @@ def resnet18(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The network for images of `input_shape` (channels, height, width)."""
     steps = [(WIDTHS[max(stage - 1, 0)], width, 2 if stage else 1) for stage, width in enumerate(WIDTHS)]
     blocks = [Block(*pair) for a, b, stride in steps for pair in ((a, b, stride), (b, b, 1))]
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Conv2d(input_shape[0], WIDTHS[0], 7, stride=2, padding=3, bias=False),
         nn.GroupNorm(GROUPS, WIDTHS[0]),
         nn.ReLU(),
@@ -47,3 +47,9 @@ def resnet18(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(WIDTHS[-1], classes),
     )
+    for part in model.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(part, Block):
+            nn.init.zeros_(part.norm2.weight)  # every block begins as its shortcut; without this SGD diverges
+    return model
