@@ -141,7 +141,7 @@ ROWS = (
         lambda: _shares("Coupling"),
         "a linear probe on frozen EfficientNet-Lite0 features, r_pub 0.01 … 0.5; FullPriv is as accurate at 0.05, the "
         "gain over the control after a warm-up is 0.2 to 0.4 points at 0.2 (docs/coupling.md). ResNet-18 from random "
-        "weights is a part of the script (`--part cifar10_resnet18`) and was not run for lack of time; the ViTs are not "
+        "weights is a part of the script (`--part cifar10_resnet18`) and not run for lack of time; the ViTs are not "
         "on this machine",
     ),
     Row(
