@@ -192,8 +192,8 @@ PARTS: dict[str, Part] = {
         "vectors standardised, the latter by public constants; EMA of weights 0.9, step sizes linearly to zero",
     ),
     "cifar10": Part(
-        "CIFAR-10, ResNet-8", partial(of_images, "cifar10", 47_900, 2000, 100), image_columns(), (8.0,),
-        8.0, 500, length={"steps": 80}, first_lr=0.2, watched=128, clipping=FlatClip(5.0),
+        "CIFAR-10, ResNet-8", partial(of_images, "cifar10", 47_900, 2000, 100), image_columns(),
+        (8.0, 4.0, 2.0, 1.0), 8.0, 500, length={"steps": 80}, first_lr=0.2, watched=128, clipping=FlatClip(5.0),
         notes="c = 5 as in the paper; EMA of weights 0.9, step sizes linearly to zero; BatchClipping: 100 public "
         "images, 3 companions per record, majority of 10 draws on 2,000 test images; the others on all 10,000",
     ),

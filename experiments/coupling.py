@@ -2,9 +2,12 @@
 
     python experiments/coupling.py --part mnist [--seeds 3] [--epochs 4] [--only-columns Coupling DOPE]
     python experiments/coupling.py --part cifar10 | imdb | monotonicity
+    python experiments/coupling.py --part cifar10_resnet18 --seeds 1 --shares 0.05 \\
+        --only-columns OnlyPub+ OnlyPriv+ Coupling+
 
 Parts: the MNIST CNN of appendix A.1; CIFAR-10 as a linear probe on frozen EfficientNet-Lite0 features; IMDb as a linear
-probe on frozen MiniLM sentence embeddings. A twentieth or a fifth of the training rows is public (`r_pub`). Columns:
+probe on frozen MiniLM sentence embeddings; CIFAR-10 with a ResNet-18 from random weights, for half an epoch: it has
+settings for three columns. A twentieth or a fifth of the training rows is public (`r_pub`). Columns:
 
     NonPriv       SGD on all training rows                     FullPriv   DP-SGD with all training rows private
     OnlyPub       SGD on the public rows                       OnlyPriv   DP-SGD on the private rows

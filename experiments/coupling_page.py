@@ -25,6 +25,7 @@ TITLES = {
     "mnist": "MNIST, CNN of appendix A.1, one public split for all seeds",
     "cifar10_redrawn": "CIFAR-10, linear on EfficientNet-Lite0, every column with settings of its own, the public rows "
     "drawn anew for every seed",
+    "cifar10_resnet18": "CIFAR-10, ResNet-18 with GroupNorm from random weights, images of 32×32 pixels",
     "imdb": "IMDb, linear on MiniLM",
 }
 PRINTED = {  # Table 3 of the paper, MNIST CNN

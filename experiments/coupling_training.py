@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from resnet18 import resnet18
 from sordino import data, features, nets
 from sordino.clipping import AutomaticClip, FlatClip
 from sordino.errors import InputError
@@ -74,6 +75,10 @@ PARTS = {
             "Coupling": {0.1: 4.0, -1: 4.0}, "MSE": {100: 4.0, 10: 4.0}, "DOPE": {0.5: 4.0, 0.1: 4.0},
             "Coupling+": {0.1: 4.0}, "MSE+": {100: 4.0},
         },
+    ),
+    "cifar10_resnet18": Part(
+        "cifar10", "none", "resnet18", 0.5, 500, 100,
+        {"OnlyPub": {0: 0.05}, "OnlyPriv+": {0: 0.02}, "Coupling+": {0.1: 0.02, 0.5: 0.05}},
     ),
 }  # fmt: skip
 
@@ -142,11 +147,15 @@ def rule_of(job: Job, steps: int) -> Rule:
             return OnlyPrivate()
 
 
+def network(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    return resnet18(shape, classes) if name == "resnet18" else nets.build(name, shape, classes)
+
+
 def run(job: Job) -> dict[str, Any]:
     part = PARTS[job.part]
     public, private, measured = splits(job.part, job.share, job.held_out, job.seed if job.redrawn else 0)
     torch.manual_seed(job.seed)
-    model = nets.build(part.net, tuple(public.inputs.shape[1:]), dataset(job.part).classes)
+    model = network(part.net, tuple(public.inputs.shape[1:]), dataset(job.part).classes)
     started = time.process_time()
     if job.column in ("NonPriv", "OnlyPub", "OnlyPub+"):
         plan, found = None, without_privacy(job, model, public, private)

@@ -140,9 +140,9 @@ ROWS = (
         "ResNet-18 65.09 / 71.72; ViT-small 97.39 / 97.84; DeiT-small 95.55 / 96.68",
         lambda: _shares("Coupling"),
         "a linear probe on frozen EfficientNet-Lite0 features, r_pub 0.01 … 0.5; FullPriv is as accurate at 0.05, the "
-        "gain over the control after a warm-up is 0.2 to 0.4 points at 0.2 (docs/coupling.md). ResNet-18 has 14 times "
-        "the operations of ResNet-20: about 4 core-hours for 5 epochs of one column; the ViTs are not on this "
-        "machine",
+        "gain over the control after a warm-up is 0.2 to 0.4 points at 0.2 (docs/coupling.md). ResNet-18 from random "
+        "weights is a part of the script (`--part cifar10_resnet18`) and not run for lack of time; the ViTs are not "
+        "on this machine",
     ),
     Row(
         "Table 3, CIFAR-100 (ViT-small, DeiT-small)",

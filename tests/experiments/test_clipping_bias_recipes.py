@@ -144,6 +144,38 @@ def test_cifar10_is_trained_on_all_records_but_those_that_choose_step_sizes() ->
     assert {run["records"] for run in document["runs"].values()} == {47_900}
 
 
+def test_the_sentences_on_cifar10_are_those_of_the_file() -> None:
+    document = json.loads((ROOT / "experiments" / "results" / "clipping_bias_cifar10.json").read_text("utf8"))
+    text = " ".join((ROOT / "docs" / "clipping_bias.md").read_text("utf8").split())
+    at = {(row["column"], row["target_epsilon"]): 100 * row["mean"] for row in document["table"]}
+    gains = [f"{at['enhanced', epsilon] - at['original', epsilon]:.1f}" for epsilon in (8.0, 4.0, 2.0, 1.0)]
+    assert f"gains {gains[0]} points at ε = 8 (three seeds)" in text
+    assert f"{gains[1]}, {gains[2]} and {gains[3]} at ε = 4, 2 and 1" in text
+    scattered = at["small CNN on scattering", 8.0]
+    assert f"{scattered - at['enhanced', 8.0]:.1f} points ahead of the enhanced ResNet** ({scattered:.1f}, one" in text
+    runs = [run for run in document["runs"].values() if not run["held_out"] and run["target_epsilon"] == 8.0]
+    own = {name: {run["seed"]: 100 * run["accuracy"] for run in runs if run["column"] == name} for name, _ in at}
+    lost = [
+        [own["enhanced"][seed] - value for seed, value in sorted(own[f"enhanced + inner-outer momentum{more}"].items())]
+        for more in ("", ", γ₀ = 0.3")
+    ]
+    assert {f"{value:.1f}" for value in lost[0]} == {"1.4"}
+    assert f"γ₀ = 0.08 1.4 points in each of two seeds, with γ₀ = 0.3 {lost[1][0]:.1f} and {lost[1][1]:.1f}," in text
+
+
+def test_the_sentence_on_the_sampling_noise_of_normalised_networks_is_that_of_the_files() -> None:
+    text, at = " ".join((ROOT / "docs" / "clipping_bias.md").read_text("utf8").split()), []
+    for part, epsilon in (("cifar10", 8.0), ("imdb", 4.0)):
+        path = ROOT / "experiments" / "results" / f"clipping_bias_{part}.json"
+        rows = [row for row in json.loads(path.read_text("utf8"))["table"] if row["target_epsilon"] == epsilon]
+        at += [row["relative_noise"] for name in ("original", "enhanced") for row in rows if row["column"] == name]
+    said = [f"{value:.0f}" for value in at]
+    assert f"{said[0]} for the original ResNet-8 and {said[1]} for the enhanced one, and on IMDb {said[2]} and" in text
+    assert f"and on IMDb {said[2]} and {said[3]}." in text
+    assert at[1] > at[0]
+    assert at[3] > at[2]
+
+
 def test_fashion_mnist_is_trained_on_all_records_but_those_that_choose_step_sizes() -> None:
     document = json.loads((ROOT / "experiments" / "results" / "clipping_bias_fashion_mnist.json").read_text("utf8"))
     assert {run["records"] for run in document["runs"].values()} == {56_000}

@@ -65,3 +65,25 @@ def test_fig_3_is_drawn_from_its_file() -> None:
     document = json.loads(hidden_fig3.PATH.read_text(encoding="utf8"))
     assert document["table"] == hidden_fig3.table(document["runs"])
     assert hidden_fig3.FIGURE.read_text(encoding="utf8") == hidden_fig3.draw(document["runs"])
+    text = " ".join((ROOT / "docs" / "hidden_state.md").read_text(encoding="utf8").split())
+    short, longer = (row for row in document["table"] if row["arm"] == "λ = 0")
+    assert f"{100 * short['test']:.2f} % after 60 epochs (ε = {short['epsilon']:.2f})" in text
+    assert f"{100 * longer['test']:.2f} % after 180 (ε = {longer['epsilon']:.2f})" in text
+    regularised = [point["test"] for point in document["runs"][f"λ = {hidden_fig3.RIDGE}"]["curve"]]
+    assert 0.40 < min(regularised) < max(regularised) < 0.43
+
+
+def test_the_page_says_how_far_dynamics_is_behind_its_control() -> None:
+    text = " ".join((ROOT / "docs" / "hidden_state.md").read_text(encoding="utf8").split())
+    rows = {(r["dataset"], r["column"]): r for r in json.loads(script.PATH.read_text(encoding="utf8"))["table"]}
+    behind, below = [], []
+    for dataset in ("fashion-mnist", "mnist", "cifar10"):
+        control, own = rows[dataset, "DP-SGD, clipped gradients, replace-one"], rows[dataset, script.DYNAMICS]
+        behind.append(f"{100 * (control['mean'] - own['mean']):.0f}")
+        below.append(f"{own['published'] - 100 * own['mean']:.0f}")
+    said = (
+        f"on Fashion-MNIST, {behind[1]} on MNIST and {behind[2]} on CIFAR-10; and {', '.join(below[:2])} and {below[2]}"
+    )
+    assert f"is {behind[0]} points below its control, DP-SGD under replace-one, {said} below" in text
+    hidden, composition = (f"{100 * rows['cifar10', name]['mean']:.2f}" for name in script.OURS)
+    assert f"{hidden} against {composition}, one seed" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from scripts import experiment
 
@@ -63,6 +64,12 @@ def test_redrawn_splits_have_other_public_rows_for_every_seed(part: str) -> None
     made = [run for run in document["runs"].values() if not run["held_out"]]
     assert made
     assert all(run["redrawn"] and run["epsilon"] in (None, pytest.approx(2.0, rel=1e-3)) for run in made)
+
+
+def test_the_resnet_18_has_the_size_of_the_one_for_imagenet_and_ends_in_one_position() -> None:
+    model = experiment("coupling_training").network("resnet18", (3, 32, 32), 10)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_181_642  # 11,689,512 with 1,000 classes
+    assert model[:-3](torch.zeros(2, 3, 32, 32)).shape == (2, 512, 1, 1)
 
 
 def test_a_smaller_delta_costs_more_than_table_6_prints() -> None:
