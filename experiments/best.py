@@ -26,6 +26,7 @@ CHOSEN = {
     "fashion-mnist": (
         ("compare_fashion_mnist_scattering.json", "whitened scattering, linear"),
         ("compare_fashion_mnist.json", "patches, linear"),
+        ("compare_fashion_mnist.json", "patches, whitened privately, linear"),
     ),
     "mnist": (
         ("compare_mnist_patches.json", "patches, linear"),
