@@ -200,8 +200,8 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
         plan = replace(plan, public=PublicSet.of(public, public_origin(recipe)))
     if plan is None:
         plan = plan_from(recipe, clipping, records, dataset.input_shape, dataset.classes)
-    if (private := private_normalisation(recipe)) is not None:
-        private.check_shape(dataset.input_shape)
+    if (normalisation := private_normalisation(recipe)) is not None:
+        normalisation.check_shape(dataset.input_shape)
     prepared = Prepared(recipe, dataset, plan, settings, optimizer, public, raw.described)
     prepared.model()  # finds a wrong option of the network
     if plan.unit == "user":
