@@ -59,6 +59,12 @@ def settings() -> dict[str, Any]:
             list(map(len, _HOOKS)),
             getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is None,
             bool(_TINY * _ONE),  # not so if denormal numbers are flushed
-            torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
+            _saves_tensors(),
         ),
     }
+
+
+def _saves_tensors() -> bool:
+    """Does autograd save tensors as they are, or as a sharded model of ours has it?"""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is None or type(hooks[0]).__module__.partition(".")[0] == "sordino"

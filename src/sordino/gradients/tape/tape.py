@@ -80,7 +80,9 @@ class Tape(TorchFunctionMode):
         self.program: list[Any] = []  # the operations in order, without those that a rule performs
         self.halted = False  # whether an operation without gradients (no_grad) had arguments that have one
         self._inside = 0  # nesting depth of running rules
-        self._depth, self._own = depth(), False  # whether a constant defines the operation on it itself
+        self._depth, self._own = depth(), False  # whether a tensor's class defines the operation on it itself
+        # classes of parameters that are divided over processes: operations get the whole tensors
+        self._divided = frozenset(map(type, parameters.values())) if whole is not None else frozenset[type]()
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = TOKEN
         self._slots: dict[int, Slot] = {}
@@ -279,7 +281,7 @@ class Tape(TorchFunctionMode):
         """For a tensor whose creation was not intercepted: with a gradient it is data whose rows are not known. Without
         one no gradient can reach a parameter through it: it is a constant, though it may contain values that were read
         from data."""
-        self._own = self._own or (type(t) is not Tensor and own_code(type(t)))
+        self._own = self._own or (type(t) is not Tensor and type(t) not in self._divided and own_code(type(t)))
         if t.requires_grad:
             self.book.hidden(t)
             return True
@@ -301,7 +303,7 @@ class Tape(TorchFunctionMode):
         if depth() != self._depth:
             refuse_mode()
         before: list[Before] = []
-        self._own = bool(types) and any_own(types)
+        self._own = bool(types) and any_own(t for t in types if t not in self._divided)
         slotted, data = self._seen((*args, *kwargs.values()) if kwargs else args, before)
         own = self._own and data
         if not self._inside:
