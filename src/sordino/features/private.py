@@ -10,7 +10,7 @@
 |----------|------------------------------------------------------------|---------------------------------|
 | centre   | the sum of the records' flattened features, once           | each feature less its mean      |
 | channels | sums of spatial means, and of spatial means of squares     | (x − mean)/std for each channel |
-| whiten   | the second moment Σ x xᵀ of records of norm at most 1       | see `Whitened`                  |
+| whiten   | the second moment Σ x xᵀ of records of norm at most 1       | see `whitened`                  |
 
 The releases are recorded in the run's ledger before the first step, and the plan declares them (`statistic`), so its ε
 covers them. The results are published with the run (statistics.safetensors): the model can't be used without them, and
